@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from tests.models.saved import T2T, TINY, UNSAID, assert_same_outputs, official, tiny
 from tests.networks import randomized
-from vitlab.layers.pos_embed.added import SinCos1d
+from vitlab.layers.pos_embed.added import AddedPosEmbed, SinCos1d
 from vitlab.models.convert import to_timm
 from vitlab.models.load import load_weights
 from vitlab.models.weights_file import WeightsFile
@@ -96,6 +96,33 @@ def test_a_file_without_its_grid_is_reported(path):
     torch.save(randomized(tiny(pos_embed="rope2d")).state_dict(), path)
     (sentence,) = load_weights(tiny(pos_embed="rope2d"), path)
     assert sentence == UNSAID
+
+
+class Rows(AddedPosEmbed):
+    """Vectors of rows, a gain and a slope: names that vitlab's own methods have, too, with other shapes."""
+
+    def __init__(self, grid_size, embed_dim):
+        super().__init__(grid_size)
+        self.row = nn.Parameter(torch.randn(grid_size[0], embed_dim))
+        self.weight = nn.Parameter(torch.randn(embed_dim))
+        self.bias_table = nn.Parameter(torch.randn(()))
+
+    def table(self, layer=0):
+        return (self.weight * self.row + self.bias_table).repeat_interleave(self.grid_size[1], 0)
+
+    def _resized_state(self, state, old_grid, policy, antialias):
+        return state | {"row": F.interpolate(state["row"].T[None], self.grid_size[0], mode="linear")[0].T}
+
+
+def test_tensors_of_a_class_of_the_users_are_not_read_as_the_tables_of_vitlab_that_have_their_names(path):
+    saved = randomized(tiny(pos_embed=Rows))
+    torch.save(saved.state_dict(), path)
+    assert load_weights(model := tiny(pos_embed=Rows), path) == [UNSAID]
+    assert_same_outputs(saved, model)
+    other = tiny(pos_embed=Rows, img_size=(24, 16))
+    with pytest.raises(ValueError, match=r"^the file has positions and does not say their grid, which is not the ne"):
+        load_weights(other, path, resize="usual")
+    assert load_weights(other, path, resize="usual", grid=(4, 4)) == ["positions: interpolate from 4 x 4 to 6 x 4"]
 
 
 @pytest.mark.parametrize("img_size", [(8, 12), 24, (16, 36)])

@@ -285,16 +285,17 @@ def mlp_ratio_of(hidden_dim: int, dim: int) -> float:
     return ratio
 
 
-def unknown_grid(count: int) -> ValueError:
-    """Return the error for a file whose positions fit no known grid.
+def unknown_grid(count: int | None = None) -> ValueError:
+    """Return the error for a file whose positions fit no known grid; without their number where nobody can tell it.
 
     Example:
         >>> str(unknown_grid(16))[:60]
         'the file has 16 positions and does not say their grid, which'
     """
     return ValueError(
-        f"the file has {count} positions and does not say their grid, which is not the network's: give rows and "
-        'columns with --init_grid (grid=... in Python), or {"network": {"img_size": ..., "patch_size": ...}} in '
+        f"the file has {'' if count is None else f'{count} '}positions and does not say their grid, which is not the "
+        'network\'s: give rows and columns with --init_grid (grid=... in Python), or {"network": {"img_size": ..., '
+        '"patch_size": ...}} in '
         "FILE.json beside it"
     )
 

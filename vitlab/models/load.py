@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitlab.errors import one_line, preview
 from vitlab.interface import own_network
 from vitlab.layers.pos_embed import resample_pos_embed
-from vitlab.layers.pos_embed.added import AddedPosEmbed, SinCos1d, SinCosPosEmbed
+from vitlab.layers.pos_embed.added import AddedPosEmbed, Factorized, SinCos1d, SinCosPosEmbed
 from vitlab.layers.pos_embed.resizable import SIZED, Resizable
 from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.resample import Grid, ResizePolicy
@@ -197,13 +197,18 @@ def _built_without_weights(arguments: ModelArgs) -> VisionTransformer:
 
 def _trained_grid(state: State, model: VisionTransformer, is_official: bool) -> tuple[Grid, list[str]]:
     """Infer the grid from the number of positions: the model's own, or a square for the official T2T-ViT."""
-    if "pos_embed.row" in state:
+    if isinstance(model.pos_embed, Factorized) and "pos_embed.row" in state:
         return (state["pos_embed.row"].shape[1], state["pos_embed.col"].shape[1]), []
     h, w = model.grid_size
     table, biases = state.get("pos_embed.weight"), state.get("pos_embed.bias_table")
     assumed = [f"positions: the file does not say its grid, taken to be {h} x {w}"] if model.pos_embed.policies else []
     if table is not None and is_official and (side := math.isqrt(table.shape[1])) ** 2 == table.shape[1]:
         return (side, side), []  # its code supports no other grid
+    if not type(model.pos_embed).__module__.startswith("vitlab."):  # it may call anything `weight` or `bias_table`
+        own = _within(model.state_dict(), "pos_embed.") if model.pos_embed.policies else {}
+        if any(name in state and state[name].shape != value.shape for name, value in own.items()):
+            raise unknown_grid()
+        return (h, w), assumed
     if table is not None and table.shape[1] != h * w:
         raise unknown_grid(table.shape[1])
     if biases is not None and (2 * h - 1) * (2 * w - 1) not in (biases.shape[1], biases.shape[1] - 3):

@@ -387,8 +387,11 @@ def resample_pos_embed(
 
 
 def _norm_ratio(old: dict[str, Tensor], new: dict[str, Tensor]) -> float | None:
-    """Return the mean norm of a position vector after resizing, divided by that before; None without a table."""
-    if "weight" in old and "weight" in new:
+    """Return the mean norm of a position vector after resizing, divided by that before; None without a table.
+
+    A ``weight`` that is not resized is no table, but what a class of the user's calls so.
+    """
+    if "weight" in old and "weight" in new and new["weight"] is not old["weight"]:
         return float(new["weight"].float().norm(dim=-1).mean() / old["weight"].float().norm(dim=-1).mean())
     if "interpolated" in new:  # from a table of sines: every squared norm was D / 2
         return float(new["interpolated"].norm(dim=-1).mean() / (new["interpolated"].shape[-1] / 2) ** 0.5)
