@@ -119,6 +119,18 @@ def test_custom_code_identifies_a_cell_as_vitlabs_does_and_is_not_imported(here)
     assert code_digest(here, own=["mine_of_ablation"]) == before
 
 
+def test_a_checkout_under_another_name_has_the_same_code(here, monkeypatch):
+    digests = set()
+    for checkout in ("one", "two"):
+        Path(here, checkout).mkdir()
+        monkeypatch.chdir(here / checkout)
+        Path("mine_of_ablation.py").write_text(MINE)
+        Path("mine_package").mkdir()
+        Path("mine_package/__init__.py").write_text("RATE = 1\n")
+        digests.add(code_digest(here / "package", own=["mine_of_ablation", "mine_package"]))
+    assert len(digests) == 1
+
+
 def test_code_in_a_folder_without_init_identifies_a_cell_and_code_that_is_nowhere_is_refused(here):
     Path("mine_in_a_folder/deep").mkdir(parents=True)
     Path("mine_in_a_folder/deep/pos.py").write_text("RATE = 1\n")

@@ -73,7 +73,7 @@ def _files_of(name: str) -> list[tuple[Path, Path]]:
         folders = dict.fromkeys(map(Path, (spec and spec.submodule_search_locations) or ()))  # several without __init__
         found = [(path, path.relative_to(folder.parent)) for folder in folders for path in sorted(folder.rglob("*.py"))]
         if spec and spec.origin and not folders:
-            found = [(path, path.relative_to(path.parent.parent)) for path in [Path(spec.origin)]]
+            found = [(path, Path(path.name)) for path in [Path(spec.origin)]]  # whatever the folder is called
     found = [(path, shown) for path, shown in found if path.suffix == ".py" and path.is_file()]
     if not found:
         raise UsageError(f"`trust_imports`: there is no source of {name}, neither installed nor in {os.getcwd()}")
