@@ -161,7 +161,7 @@ def test_arrays_larger_than_the_input_are_seen_whole_as_prediction_sees_them(cha
     data.setup("test")
     batch, _ = next(data.iterate_batches(data.test_dataloader()))
     np.save(tmp_path / "a.npy", images[int(data.splits["test"].names[0])])
-    alone = data.pipeline.eval_file(tmp_path / "a.npy", data.decoding, channels, data.statistics(), arrays=True)
+    alone = data.eval_file(tmp_path / "a.npy")
     assert torch.allclose(batch[0], alone, atol=1e-5)
     assert data.preparation()["native_size"] == [12, 18] and data.pipeline.protocol()["crop"] == "none"
     assert next(data.iterate_batches(data.train_dataloader()))[0].shape == (4, channels, 8, 8)

@@ -192,7 +192,7 @@ def test_an_opened_image_is_prepared_like_its_file(photos):
     (data := ImageFolder(str(photos), **HOW)).setup("test")
     for i, file in enumerate(data.splits["test"].files):
         direct = data.eval_transform(Image.open(photos / file))
-        assert torch.equal(direct, data.pipeline.eval_file(photos / file, data.decoding, 3, data.statistics())), i
+        assert torch.equal(direct, data.eval_file(photos / file)), i
 
 
 def test_every_data_set_takes_the_options_of_the_command_line():

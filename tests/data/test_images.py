@@ -251,7 +251,7 @@ def test_an_opened_image_is_prepared_like_its_file(kind, tmp_path):
         options["exif"][274] = 6
     image.save(path, **options)
     data = FakeData(n=20, native_size=8, value_range=[0, 4095], augment="none")
-    expected = data.pipeline.eval_file(path, data.decoding, 3, data.statistics())
+    expected = data.eval_file(path)
     assert torch.equal(data.eval_transform(Image.open(path)), expected)
     assert torch.equal(data.eval_transform(decode(path, data.decoding)), expected)
     rebuilt = data_of_card(SimpleNamespace(in_chans=3, img_size=(8, 8)), {"images": data.preparation()})

@@ -136,7 +136,7 @@ def test_batches_of_a_folder_and_pictures_go_through_one_function(tmp_path, phot
     for image, file in zip(images, files, strict=True):
         with Image.open(file) as opened:
             assert torch.equal(image, data.eval_transform(opened))
-            assert torch.equal(image, data.pipeline.eval_file(file, data.decoding, 3, data.statistics()))
+            assert torch.equal(image, data.eval_file(file))
             assert torch.allclose(image, theirs(opened.convert("RGB")), atol=1e-5) == (mode == "center")
 
 

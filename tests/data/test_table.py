@@ -261,13 +261,12 @@ def test_images_of_two_columns_are_stacked_on_channels(tmp_path):
     assert np.allclose(data.mean, seen.mean(1)) and np.allclose(data.std, seen.std(1))
     stacked = photos[rows[0]].transpose(0, 3, 1, 2).reshape(6, 6, 10)
     np.save(tmp_path / "pair.npy", stacked)
-    known = data.decoding, 6, data.statistics(), True
     assert torch.equal(
-        data.pipeline.eval_file(tmp_path / "pair.npy", *known),
+        data.eval_file(tmp_path / "pair.npy"),
         data.pipeline.normalize(images.images[:1], data.statistics())[0],
     )
     with pytest.raises(ImageError, match="an image of 3 channels, the network takes 6: give an array"):
-        data.pipeline.eval_file(tmp_path / "before-0.png", *known)
+        data.eval_file(tmp_path / "before-0.png")
 
 
 def test_a_pair_that_does_not_fit_is_reported_with_row_and_column(tmp_path):

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import lightning as L
@@ -12,7 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.data.arguments import RuleArgs
-from vitlab.data.files.decode import ColorProfile, Decoding, ImageError, decode_opened
+from vitlab.data.files.array_images import is_array, read_array
+from vitlab.data.files.decode import ColorProfile, Decoding, ImageError, decode, decode_opened
 from vitlab.data.files.sets import Images, Statistics, given_statistics
 from vitlab.data.files.splits import Indices, SplitName, SplitRule
 from vitlab.data.loading.loader import Batch, Loader, send
@@ -348,6 +350,26 @@ class ImageData(Named, L.LightningDataModule):
         if not self.pipeline.own_ratio:
             return self.eval_transform(image)
         return self.pipeline.cut_image(decode_opened(image, self.decoding), self.statistics())
+
+    def eval_file(self, path: Path) -> Tensor:
+        """Map a file, an image or, where images are arrays, an array, to a normalized ``(C, H, W)``, as in evaluation.
+
+        Raises:
+            ImageError: The file cannot be read, or has another number of channels.
+        """
+        if not self.arrays or not is_array(path):  # pages of a TIFF file are channels only if they were in training
+            image = decode(path, self.decoding)
+            if (bands := len(image.getbands())) != self.in_chans:
+                has = f"an image of {bands} channels, the network takes {self.in_chans}"
+                raise ImageError(str(path), f"{has}: give an array, .npy or TIFF")
+            return self.pipeline.eval_image(image, self.statistics())
+        try:
+            array = read_array(path)
+        except ValueError as error:
+            raise ImageError(str(path), str(error)) from None
+        if len(array) != self.in_chans:
+            raise ImageError(str(path), f"an array of {len(array)} channels, the network takes {self.in_chans}")
+        return self.pipeline.normalize(torch.from_numpy(array)[None], self.statistics())[0]
 
     def preparation(self) -> dict[str, Any]:
         """Return how images are normalized and cut in evaluation, as plain values, for files of weights."""

@@ -369,9 +369,7 @@ class _Preparation:
 
     def read(self, file: str) -> Tensor:
         """Return the image in a file as ``(C, H, W)``; raise ImageError if it cannot be read."""
-        data = self.data
-        known = data.decoding, data.in_chans, data.statistics(), data.arrays
-        return data.pipeline.eval_file(Path(file), *known)
+        return self.data.eval_file(Path(file))
 
     def blank(self) -> Tensor:
         """Return an image in place of one that cannot be read."""

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -11,8 +10,6 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.class_paths import choice_text
-from vitlab.data.files.array_images import is_array, read_array
-from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.data.files.sets import FileImages, Images, Statistics, TensorImages
 from vitlab.data.loading.crops import multi_crop
 from vitlab.data.loading.loader import Loader, Prefetch
@@ -198,7 +195,7 @@ class Pipeline:
         return own.tokens(images.known["size"]) if own and isinstance(images, FileImages) else None
 
     def joined(self, images: Sequence[Tensor]) -> Tensor | PackedBatch:
-        """Join several results of :meth:`eval_file` into a batch."""
+        """Join several normalized ``(C, H, W)`` images into a batch."""
         return PackedBatch.of(images, self.own_ratio.patch) if self.own_ratio else torch.stack(list(images))
 
     def eval_image(self, image: Image.Image, statistics: Statistics) -> Tensor:
@@ -212,28 +209,6 @@ class Pipeline:
         """Map one gray or RGB image to a normalized ``(C, H, W)`` of the size of all, whatever evaluation does."""
         crop = self.center(statistics[0])
         return self.normalize(to_tensor(crop(image))[None], statistics)[0]
-
-    def eval_file(
-        self, path: Path, how: Decoding, in_chans: int, statistics: Statistics, arrays: bool = False
-    ) -> Tensor:
-        """Map a file, an image or an array if ``arrays``, to a normalized ``(C, H, W)``, as in evaluation.
-
-        Raises:
-            ImageError: The file cannot be read, or has another number of channels.
-        """
-        if not arrays or not is_array(path):  # pages of a TIFF file are channels only if they were in training
-            image = decode(path, how)
-            if len(image.getbands()) != in_chans:
-                has = f"an image of {len(image.getbands())} channels, the network takes {in_chans}"
-                raise ImageError(str(path), f"{has}: give an array, .npy or TIFF")
-            return self.eval_image(image, statistics)
-        try:
-            array = read_array(path)
-        except ValueError as error:
-            raise ImageError(str(path), str(error)) from None
-        if len(array) != in_chans:
-            raise ImageError(str(path), f"an array of {len(array)} channels, the network takes {in_chans}")
-        return self.normalize(torch.from_numpy(array)[None], statistics)[0]
 
     def transform(self, train: bool, mean: tuple[float, ...], own: OwnRatio | None = None) -> Transform | None:
         """Return the transform of single images in training or evaluation; None if there is none."""
