@@ -15,15 +15,16 @@ from torch import Tensor
 from vitlab.data.arguments import RuleArgs
 from vitlab.data.files.array_images import is_array, read_array
 from vitlab.data.files.decode import ColorProfile, Decoding, ImageError, decode, decode_opened
-from vitlab.data.files.sets import Images, Statistics, given_statistics
+from vitlab.data.files.sets import Images, Statistics, given_statistics, summary
 from vitlab.data.files.splits import Indices, SplitName, SplitRule
+from vitlab.data.files.twins import twins
 from vitlab.data.loading.loader import Batch, Loader, send
 from vitlab.data.loading.mix import Mix
 from vitlab.data.loading.order import Draw, EvalOrder, Sampling, Step, TrainOrder, check_shares
 from vitlab.data.loading.own_ratio import check_own_ratio
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.loading.transforms import Augment, CropMode, Interpolation, as_size
-from vitlab.data.record import RUN, data_record
+from vitlab.data.record import RUN
 from vitlab.data.resume import changed_order, check_same_training, state_of
 from vitlab.errors import preview
 from vitlab.interface import Weighted
@@ -433,8 +434,25 @@ class ImageData(Named, L.LightningDataModule):
             self.mix.mixing.num_classes = self.num_classes
 
     def fingerprint(self) -> dict[str, Any]:
-        """Describe the splits built so far and the statistics, for the record of a run."""
-        return data_record(self)
+        """Return the record of a run's data as plain values; a held-back test split is only checked for duplicates."""
+        return {
+            "data": type(self).__name__,
+            "class_names": self.class_names,
+            "splits": {name: summary(images, self.num_classes) for name, images in self.splits.items()},
+            **twins({**self.splits, **self.held_back}),
+            "unreadable": self.unreadable,
+            "targets": self.targets,
+            "notes": self.notes,
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "statistics_from": self.statistics_from,
+            "in_chans": self.in_chans,
+            **({"arrays": True} if self.arrays else {}),
+            **self.pipeline.facts(),
+            "color_profile": self.decoding.color_profile,
+            **({"value_range": list(limits)} if (limits := self.decoding.value_range) else {}),
+            "split_rule": self.split_rule(),
+        }
 
     def on_unreadable(self, error: ImageError) -> None:
         """Handle a sample that has become unreadable: count it, or raise."""
@@ -445,7 +463,7 @@ class ImageData(Named, L.LightningDataModule):
 
     def _loader(self, name: SplitName, order: TrainOrder | EvalOrder | None = None) -> Loader:
         self.build(name)
-        device, images = self.trainer.strategy.root_device if self.trainer else torch.device("cpu"), self.splits[name]
+        device, images = self.trainer.strategy.root_device if self.trainer else CPU, self.splits[name]
         n, world = len(images), self._place()[1]
         if name != "train" and 0 < n < world:  # Lightning skips the loop of a process without batches; others wait
             some = f"{n} image{'s' * (n > 1)} for {world} processes"

@@ -1,4 +1,4 @@
-"""The record of a run's data, and the comparison of that record with data that the run is evaluated on."""
+"""A trained run that is evaluated: what data take from its record, and the images that it was trained on."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlab.data.files.sets import Images, summary
+from vitlab.data.files.sets import Images
 from vitlab.data.files.splits import SplitName
-from vitlab.data.files.twins import twins
 from vitlab.data.loading.transforms import Size
 from vitlab.errors import UsageError
 
@@ -19,28 +18,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TRAINED_ON = "trained_on.npy"  # in a run's directory: fingerprints of the training images, see `fingerprints`
-
-
-def data_record(data: Any) -> dict[str, Any]:
-    """Return the record of a run's data as plain values; a held-back test split is only checked for duplicates."""
-    return {
-        "data": type(data).__name__,
-        "class_names": data.class_names,
-        "splits": {name: summary(images, data.num_classes) for name, images in data.splits.items()},
-        **twins({**data.splits, **data.held_back}),
-        "unreadable": data.unreadable,
-        "targets": data.targets,
-        "notes": data.notes,
-        "mean": list(data.mean),
-        "std": list(data.std),
-        "statistics_from": data.statistics_from,
-        "in_chans": data.in_chans,
-        **({"arrays": True} if data.arrays else {}),
-        **data.pipeline.facts(),
-        "color_profile": data.decoding.color_profile,
-        **({"value_range": list(limits)} if (limits := data.decoding.value_range) else {}),
-        "split_rule": data.split_rule(),
-    }
 
 
 def check_target_names(names: Sequence[str], trained: Sequence[str]) -> None:
