@@ -18,7 +18,7 @@ from PIL import Image
 
 from vitlab.cli.pack import main as pack_command
 from vitlab.data.image_folder import ImageFolder
-from vitlab.data.pack import encode, write
+from vitlab.data.pack import write
 from vitlab.data.pack.write import pack
 from vitlab.data.packed import Packed
 from vitlab.data.record import Trained, measured
@@ -119,7 +119,7 @@ def test_a_large_photo_is_packed_whole_with_its_shorter_side_at_the_size(tmp_pat
 def test_packing_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
     root = _photos(tmp_path / "photos")
     target, settings = str(tmp_path / "packed"), {"num_workers": 0, "shard_bytes": 12_000}
-    plain, calls = encode.pixels, []
+    plain, calls = write.pixels, []
 
     def failing(image):
         calls.append(image)
@@ -127,7 +127,7 @@ def test_packing_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return plain(image)
 
-    monkeypatch.setattr(encode, "pixels", failing)
+    monkeypatch.setattr(write, "pixels", failing)
     with pytest.raises(KeyboardInterrupt):
         pack(str(root), target, **settings)
     assert not (tmp_path / "packed").exists() and len(list(tmp_path.glob(".packed-*"))) == 1
@@ -145,8 +145,8 @@ def test_packing_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
 def test_packing_decodes_each_photo_once_and_sees_what_a_scan_sees(tmp_path, monkeypatch):
     root = _photos(tmp_path / "photos")
     Image.effect_noise((1000, 750), 99).resize((900, 700)).convert("RGB").save(root / "train" / "dog" / "0.jpg")
-    decode, calls = encode.decode_bytes, []
-    for place in ("vitlab.data.pack.encode", "vitlab.data.files.scan", "vitlab.data.files.sets"):
+    decode, calls = write.decode_bytes, []
+    for place in ("vitlab.data.pack.write", "vitlab.data.files.scan", "vitlab.data.files.sets"):
         monkeypatch.setattr(f"{place}.decode_bytes", lambda *a, **kw: calls.append(a) or decode(*a, **kw))
     pack(str(root), str(tmp_path / "packed"), num_workers=0)
     assert len(calls) == 34 + 1  # a scan decodes the large one at half its size
@@ -170,7 +170,7 @@ def test_packing_that_fails_early_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="1 file cannot be read"):
         pack(str(root), str(tmp_path / "packed"), num_workers=0)
     (root / "train" / "cat" / "bad.jpg").unlink()
-    monkeypatch.setattr("vitlab.data.pack.encode.pixels", lambda image: 1 / 0)
+    monkeypatch.setattr("vitlab.data.pack.write.pixels", lambda image: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         pack(str(root), str(tmp_path / "packed"), num_workers=0)
     assert {path.name for path in tmp_path.iterdir()} == {"photos"}

@@ -29,7 +29,7 @@ ROW = np.dtype(
         ("facts", FACTS),  # of the source file, as in `scan`, so that splits and statistics are those of the source
     ]
 )
-_PLAIN = re.compile(rb"P([56])\n(\d+) (\d+)\n255\n")  # the header that `encode.pixels` writes
+_PLAIN = re.compile(rb"P([56])\n(\d+) (\d+)\n255\n")  # the header that `write.pixels` writes
 
 
 def shard_name(number: int) -> str:

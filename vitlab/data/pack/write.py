@@ -3,6 +3,7 @@
 import contextlib
 import glob
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -10,28 +11,51 @@ import sys
 import threading
 import time
 import zipfile
+import zlib
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 from torch import Generator
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from vitlab.data.files import archive
-from vitlab.data.files.decode import ColorProfile
-from vitlab.data.files.scan import sizes_of
+from vitlab.data.files.decode import ColorProfile, Decoding, ImageError, decode_bytes
+from vitlab.data.files.scan import inspect_image, sizes_of
 from vitlab.data.files.splits import SPLIT_NAMES
-from vitlab.data.files.store import EachFile
+from vitlab.data.files.store import EachFile, Store
 from vitlab.data.image_folder import ImageFolder, kind_of
-from vitlab.data.pack.encode import Photo, PhotosToPack, encoded
+from vitlab.data.loading.transforms import CenterCrop
 from vitlab.data.pack.shards import INDEX, ROUNDED, ROW, VERSION, shard_name
 from vitlab.data.photos import refuse_unreadable
 from vitlab.runs import guard
 from vitlab.runs.lock import held
 
 _SHARD = 2**30  # bytes
+_GRAY = (b"1", b"L", b"I", b"I;16", b"F")  # gray modes of Pillow
+
+
+class PhotosToPack(NamedTuple):
+    """Images to pack: store, names, their rows of the index, and how to decode and resize them."""
+
+    store: Store
+    files: list[str]
+    rows: np.ndarray
+    decoding: Decoding
+    size: int | None
+
+
+class Photo(NamedTuple):
+    """A packed photo: facts about its file, and its bytes with their checksum, or the reason why it is unreadable."""
+
+    facts: Any
+    reason: str
+    data: bytes = b""
+    crc: int = 0
+    shape: tuple[int, int] = (0, 0)  # height, width
 
 
 def pack(
@@ -67,16 +91,28 @@ def pack(
     place = Path(target)
     if place.exists():
         raise ValueError(f"{target} exists; remove it or choose another name")
-    settings: dict[str, Any] = {
-        "value_range": value_range, "max_pixels": max_pixels, "color_profile": color_profile,
-    }  # fmt: skip
+    how: dict[str, Any] = {"value_range": value_range, "max_pixels": max_pixels, "color_profile": color_profile}
     lock, unfinished = place.parent / f".{place.name}.lock", f".{glob.escape(place.name)}-*/*"
     guard.enter("pack", f"the process that packs {target}")
     with held(lock, f"packs {target}", sign=lambda: sum(map(_size, place.parent.glob(unfinished)))) as waited:
         guard.enter("pack", f"{source} to be listed")
         if waited and place.exists():
-            return _packed_by_another(place, size, settings)
-        return _pack(source, place, size, max_unreadable, num_workers, settings, shard_bytes)
+            return _packed_by_another(place, size, how)
+        data = kind_of(source)(source, crop_scale=1.0, crop_pct=1.0, **how)
+        what = _listed(data, size)
+        plan = f"{VERSION} {size} {ROUNDED} {shard_bytes} {how} {what.store.place}"
+        work = place.parent / f".{place.name}-{hashlib.blake2b(os.fsencode(plan), digest_size=6).hexdigest()}"
+        work.mkdir(parents=True, exist_ok=True)
+        try:
+            continued, unreadable = _write(work, what, num_workers, shard_bytes, max_unreadable)
+        finally:
+            if not any(work.glob("images-*.npz")):  # there is nothing to continue
+                shutil.rmtree(work, ignore_errors=True)
+        _write_index(work, data, what, how)
+        _finish(work, place)
+        kept, total = int(what.rows["facts"]["readable"].sum()), int(what.rows["length"].sum())
+        counts = {"n": kept, "bytes": total, "classes": data.num_classes}
+        return {**counts, "continued": continued, "unreadable": unreadable}
 
 
 def _size(path: Path) -> int:
@@ -86,53 +122,31 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _packed_by_another(place: Path, size: int | None, settings: dict[str, Any]) -> dict[str, Any]:
+def _packed_by_another(place: Path, size: int | None, how: dict[str, Any]) -> dict[str, Any]:
     """Return the facts of a set that another process has finished while this one waited; refuse other settings."""
     facts, rows = archive.read_rows(place / INDEX)
-    ours = json.loads(json.dumps({"size": size, **settings}))
+    ours = json.loads(json.dumps({"size": size, **how}))
     if differences := [name for name, value in ours.items() if facts.get(name, "ignore") != value]:
         raise ValueError(f"{place} was packed meanwhile with another {differences[0]}; choose another name")
     known = {"n": len(rows), "bytes": int(rows["length"].sum()), "classes": len(facts["class_names"])}
     return {**known, "continued": len(rows), "unreadable": {}}
 
 
-def _pack(
-    source: str,
-    place: Path,
-    size: int | None,
-    max_unreadable: int,
-    num_workers: int,
-    settings: dict[str, Any],
-    shard_bytes: int,
-) -> dict[str, Any]:
-    data = kind_of(source)(source, crop_scale=1.0, crop_pct=1.0, **settings)
-    what = _listed(data, size)
-    plan = f"{VERSION} {size} {ROUNDED} {shard_bytes} {settings} {what.store.place}"
-    name = hashlib.blake2b(os.fsencode(plan), digest_size=6).hexdigest()
-    work = place.parent / f".{place.name}-{name}"
-    work.mkdir(parents=True, exist_ok=True)
-    try:
-        continued, unreadable = _write(work, what, num_workers, shard_bytes, max_unreadable)
-    finally:
-        if not any(work.glob("images-*.npz")):  # there is nothing to continue
-            shutil.rmtree(work, ignore_errors=True)
+def _write_index(work: Path, data: ImageFolder, what: PhotosToPack, how: dict[str, Any]) -> None:
     readable = what.rows["facts"]["readable"]
-    files = [file for file, kept in zip(what.files, readable.tolist(), strict=True) if kept]
     lost = np.flatnonzero(~readable).tolist()
-    facts = {
+    header = {
         "version": VERSION,
-        "size": size,
+        "size": what.size,
         "rounded": ROUNDED,
         "class_names": data.class_names,
         "parts": data.parts,
         "file_sizes": sorted(set(sizes_of(what.store, _sample(what)))),
         "left_out": [(i, what.files[i], *what.rows[["label", "part"]][i].tolist()) for i in lost],
-        **settings,
+        **how,
+        "files": [file for file, kept in zip(what.files, readable.tolist(), strict=True) if kept],
     }
-    archive.write_rows(work / INDEX, {**facts, "files": files}, what.rows[readable])
-    _finish(work, place)
-    total = {"n": len(files), "bytes": int(what.rows["length"].sum()), "classes": data.num_classes}
-    return {**total, "continued": continued, "unreadable": unreadable}
+    archive.write_rows(work / INDEX, header, what.rows[readable])
 
 
 def _finish(work: Path, place: Path) -> None:
@@ -257,3 +271,44 @@ def _fill(row: Any, photo: Photo, shard: int, offset: int) -> None:
     for name in ("readable", "digest", "kind", "look", "moments"):
         row["facts"][name] = photo.facts[name]
     row["facts"]["size"] = photo.shape
+
+
+def encoded(what: PhotosToPack, file: str) -> Photo:
+    """Read, decode, inspect and encode an image."""
+    how, size = what.decoding, what.size
+    try:
+        data = what.store.load(file)
+        if size is None:
+            facts = inspect_image(data, how)
+            return Photo(facts, "", data, zlib.crc32(data), tuple(facts["size"].tolist()))
+        image = decode_bytes(data, "", how, shrink=2 * size)
+        facts = inspect_image(data, how, image, 2 * size)
+    except ImageError as error:
+        return Photo(np.zeros((), ROW)["facts"], error.reason)
+    image = resized(image, size)
+    is_gray = bytes(facts["kind"]).split()[-1] in _GRAY
+    data = pixels(image.convert("L") if is_gray else image)
+    return Photo(facts, "", data, zlib.crc32(data), (image.height, image.width))
+
+
+def resized(image: Image.Image, size: int) -> Image.Image:
+    """Shrink an image so that its shorter side has at most ``size`` pixels, as evaluation does before it cuts.
+
+    >>> resized(Image.new("RGB", (400, 300)), 150).size
+    (200, 150)
+    """
+    if size >= min(image.size):
+        return image
+    height, width = CenterCrop((size, size), 1.0, "bicubic").resized((image.height, image.width))
+    return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def pixels(image: Image.Image) -> bytes:
+    """Return an image as raw pixels with a short header (format PPM), which need no decoding.
+
+    >>> pixels(Image.new("L", (2, 1)))[:11]
+    b'P5\\n2 1\\n255\\n'
+    """
+    content = io.BytesIO()
+    image.save(content, "PPM")
+    return content.getvalue()
