@@ -1,22 +1,75 @@
 """Photos in one folder per class, ImageNet as it is downloaded, and photos without classes."""
 
 import os
+import re
 from pathlib import Path
-from typing import NamedTuple, Unpack
+from typing import Literal, NamedTuple, Unpack, get_args
+
+import numpy as np
 
 from vitlab.data.arguments import ImageNetArgs, PhotoArgs
-from vitlab.data.class_folders import ClassFolders, Videos, check_videos
 from vitlab.data.files.imagenet import DEVKIT, TRAIN, class_of, tarred, val_classes
 from vitlab.data.files.scan import sizes_of
 from vitlab.data.files.sets import FileImages, Statistics
 from vitlab.data.files.store import Folder
 from vitlab.data.files.walk import classes_in, deeper, files_below, is_flat, is_folder, sample_files, visible
-from vitlab.data.photos import is_like_a_split, parts_among
+from vitlab.data.photos import Photos, is_like_a_split, parts_among
 from vitlab.data.record import RUN
 from vitlab.errors import preview
+from vitlab.ranges import check_word
 
+Videos = Literal["frames", "middle"]
 PUBLISHED = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation of ImageNet's pixels
 _LOOKS = "ROOT/CLASS/IMAGE, or ROOT/train/CLASS/IMAGE with a folder val, test or both beside train"
+
+
+class ClassFolders(Photos):
+    """Photos named CLASS/FILE or PART/CLASS/FILE, whose folders below a class may be videos.
+
+    Example:
+        >>> from vitlab.data import ImageFolder, Packed
+        >>> issubclass(ImageFolder, ClassFolders) and issubclass(Packed, ClassFolders)
+        True
+    """
+
+    videos: Videos | None = None  # what folders below those of the classes are
+
+    def groups_of(self, files: list[str]) -> list[str] | None:
+        """Return the video of each file, unless each is divided by itself."""
+        return None if self.videos is None else self.videos_of(files)
+
+    def videos_of(self, files: list[str]) -> list[str]:
+        """Return the folder below a class in which each file lies, or the file itself if there is none."""
+        above = ("", *(f"{folder}{os.sep}" for folder in self.parts.values()))
+        classes = {f"{part}{name}" for part in above for name in self.class_numbers()}
+        folders = map(os.path.dirname, files)
+        return [file if folder in classes else folder for file, folder in zip(files, folders, strict=True)]
+
+    def of_videos(self, images: FileImages) -> FileImages:
+        """Return the images as `videos` says: all, or the middle one of each folder; note videos of one name."""
+        if self.videos is not None:
+            self._note_namesakes(images.files)
+        if self.videos != "middle":
+            return images
+        videos: dict[str, list[int]] = {}
+        for i, video in enumerate(self.videos_of(images.files)):
+            videos.setdefault(video, []).append(i)
+        in_time = [sorted(frames, key=lambda i: _numbers_of(images.files[i])) for frames in videos.values()]
+        return images.take(np.array([frames[len(frames) // 2] for frames in in_time], dtype=np.int64))
+
+    def _note_namesakes(self, files: list[str]) -> None:
+        """Say that folders of one name below several classes or parts are different videos, if there are any."""
+        videos = {video for video, file in zip(self.videos_of(files), files, strict=True) if video != file}
+        places: dict[str, str] = {}  # of a folder, by its name below its class
+        for video in sorted(videos):
+            first, *rest = video.split(os.sep)
+            name = os.sep.join(rest[first in self.parts.values() :])
+            if (other := places.setdefault(name, video)) != video:
+                self.note(
+                    f"{other} and {video} count as different videos, as other folders of one name do, and may be in "
+                    "different splits: if they are one, give its frames one name in the column `group` of a Table"
+                )
+                return
 
 
 class Survey(NamedTuple):
@@ -199,6 +252,13 @@ class Unlabeled(ImageFolder):
         return self.labeled(Folder(self.root), self.files, ["unlabeled"] * len(self.files))
 
 
+def check_videos(videos: Videos | None) -> Videos | None:
+    """Return `data.videos`, or refuse it."""
+    if videos is not None:
+        check_word("data.videos", videos, get_args(Videos))
+    return videos
+
+
 def kind_of(root: str) -> type[ImageFolder]:
     """Return the class that reads a folder: ImageNet as downloaded, class folders, or photos without classes."""
     place = Path(root)
@@ -255,3 +315,12 @@ def _check_depth(root: Path, train: Path, class_names: list[str]) -> None:
         )
     if len(class_names) == 1 and (inside := deeper(train)):
         raise ValueError(f"`data.root` has one class folder, {class_names[0]}, got {root}; did you mean {inside}?")
+
+
+def _numbers_of(file: str) -> list[tuple[int, str]]:
+    """Return the parts of a name, numbers by their size.
+
+    >>> sorted(["f10.jpg", "f9.jpg"], key=_numbers_of)
+    ['f9.jpg', 'f10.jpg']
+    """
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", file)]

@@ -7,10 +7,10 @@ from typing import Any, Unpack
 import numpy as np
 
 from vitlab.data.arguments import PhotoArgs
-from vitlab.data.class_folders import ClassFolders, Videos, check_videos
 from vitlab.data.files.decode import Decoding
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import SPLIT_NAMES
+from vitlab.data.image_folder import ClassFolders, Videos, check_videos
 from vitlab.data.pack.shards import ROUNDED, ROW, PackedStore, facts_of, read_index
 from vitlab.data.photos import are_small
 
