@@ -27,7 +27,8 @@ _INTERVALS = {  # [ and ] include the limit, ( and ) do not
         "[0, 65536]": "reg_tokens head_hidden se_reduction",
     },
     "data": {
-        "(0, 1]": "crop_scale crop_pct test_share val_share subset",
+        "(0, 1]": "crop_scale crop_pct test_share subset",
+        "(0, 1)": "val_share",
         "[0, 1]": "random_erasing",
         "[0, 1000]": "mixup cutmix",
         "[1, 1000]": "repeats",

@@ -20,6 +20,7 @@ from vitlab.data.files.store import Store
 from vitlab.data.loading.transforms import Size, as_size
 from vitlab.data.record import RUN
 from vitlab.errors import escaped, preview
+from vitlab.ranges import check_ranges
 from vitlab.tables import counted
 
 _NAMES = {
@@ -71,8 +72,7 @@ class Photos(ImageData):
         crop_pct: float | None = None,
         **data: Unpack[EncodedArgs],
     ) -> None:
-        if max_unreadable < 0:
-            raise ValueError(f"`data.max_unreadable` must not be negative, got {max_unreadable}")
+        check_ranges("data", {"max_unreadable": max_unreadable})
         if not self.arrays and in_chans not in (1, 3):
             raise ValueError(f"`data.in_chans` must be 3 (RGB) or 1 (gray) for photos, got {in_chans}")
         self.place, self.parts, self.max_unreadable = place, parts, max_unreadable

@@ -19,7 +19,7 @@ from PIL import ExifTags, Image, ImageCms, ImageOps, TiffImagePlugin, features
 from vitlab.data.files.array_images import loses_channels
 from vitlab.data.files.dicom import dicom_header, is_dicom, read_dicom
 from vitlab.errors import one_line, printable
-from vitlab.ranges import check_word
+from vitlab.ranges import check_ranges, check_word
 
 try:
     import pillow_heif
@@ -62,11 +62,10 @@ class Decoding:
 
     def __post_init__(self) -> None:
         check_word("data.color_profile", self.color_profile, typing.get_args(ColorProfile))
+        check_ranges("data", {"max_pixels": self.max_pixels})
         limits = self.value_range
         if limits is not None and not (len(limits) == 2 and limits[0] < limits[1]):
             raise ValueError(f"`data.value_range` must be [low, high] with low < high, got {list(limits)}")
-        if self.max_pixels < 1:
-            raise ValueError(f"`data.max_pixels` must be at least 1, got {self.max_pixels}")
 
 
 class ImageError(ValueError):

@@ -13,6 +13,7 @@ from vitlab.data.files.addresses import is_remote, opened
 from vitlab.data.files.disk_cache import DiskCache
 from vitlab.data.files.store import Store
 from vitlab.errors import named_line
+from vitlab.ranges import check_ranges
 
 _GAP = 2**16  # largest gap in bytes between images fetched by one request
 _WAITS = (0.5, 2.0, 8.0)  # seconds before each further attempt at ranges that a store did not deliver
@@ -40,8 +41,7 @@ class Ranges(Store):
     def __init__(
         self, addresses: list[str], files: list[str], rows: np.ndarray, stamps: list[int], cache_gb: float = 0.0
     ) -> None:
-        if cache_gb < 0:
-            raise ValueError(f"`data.cache_gb` must not be negative, got {cache_gb}")
+        check_ranges("data", {"cache_gb": cache_gb})
         self.addresses, self.files, self.rows, self.stamps = addresses, files, rows, stamps
         self.place = "tars " + " ".join(x if is_remote(x) else os.path.abspath(x) for x in addresses)
         self.number = {file: i for i, file in enumerate(files)}

@@ -17,6 +17,7 @@ from vitlab.data.files.scan import Facts, scan
 from vitlab.data.files.splits import Indices, split_hash
 from vitlab.data.files.store import EachFile, Store
 from vitlab.data.loading.transforms import to_image, to_tensor
+from vitlab.ranges import check_ranges
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel
 
@@ -268,8 +269,7 @@ def given_statistics(mean: Sequence[float] | None, std: Sequence[float] | None, 
     for name, values in (("mean", mean), ("std", std)):
         if len(values) != in_chans:
             raise ValueError(f"`data.{name}` must have a value for each of {in_chans} channels, got {list(values)}")
-    if min(std) <= 0:
-        raise ValueError(f"`data.std` must be above 0, got {list(std)}")
+    check_ranges("data", {"mean": list(mean), "std": list(std)})
     return tuple(mean), tuple(std)
 
 

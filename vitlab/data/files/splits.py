@@ -49,9 +49,7 @@ class SplitRule:
         split_file: str | None = None,
         even_folds: bool = True,
     ) -> None:
-        check_ranges("data", {"test_share": test_share, "subset": subset})
-        if not 0 < val_share < 1:
-            raise ValueError(f"`data.val_share` must lie between 0 and 1, got {val_share}")
+        check_ranges("data", {"test_share": test_share, "val_share": val_share, "subset": subset})
         if split_file is not None and fold is not None:
             raise ValueError(f"`data.fold` and `data.split_file` exclude each other, got {fold!r} and {split_file!r}")
         self.test_share, self.val_share, self.subset = test_share, val_share, subset

@@ -7,6 +7,7 @@ from torch import Tensor
 from vitlab.data.loading.loader import send
 from vitlab.data.loading.order import Step, kind_text
 from vitlab.data.loading.streams import ERASE, generator, stream, uniforms
+from vitlab.ranges import check_ranges
 
 
 class Mix:
@@ -25,11 +26,7 @@ class Mix:
     """
 
     def __init__(self, mixup: float, cutmix: float, random_erasing: float, num_classes: int) -> None:
-        for name, alpha in (("mixup", mixup), ("cutmix", cutmix)):
-            if alpha < 0:
-                raise ValueError(f"`data.{name}` must not be negative, got {alpha}")
-        if not 0 <= random_erasing <= 1:
-            raise ValueError(f"`data.random_erasing` must lie between 0 and 1, got {random_erasing}")
+        check_ranges("data", {"mixup": mixup, "cutmix": cutmix, "random_erasing": random_erasing})
         self.erasing = random_erasing
         self.mixing = None
         if mixup or cutmix:
