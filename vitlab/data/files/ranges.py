@@ -3,7 +3,8 @@
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +20,18 @@ _GAP = 2**16  # largest gap in bytes between images fetched by one request
 _WAITS = (0.5, 2.0, 8.0)  # seconds before each further attempt at ranges that a store did not deliver
 _FINAL = (FileNotFoundError, PermissionError)  # which no further attempt will change
 _MISSES = 3  # fetches in a row that bring nothing, after which a store counts as lost until other images are expected
+
+
+@dataclass
+class _Run:
+    """Images that lie close together in one file, and come by one request."""
+
+    shard: int  # number of the file
+    fs: Any
+    path: str
+    start: int
+    end: int
+    images: list[tuple[str, int, int]] = field(default_factory=list)  # name, offset and length
 
 
 class Ranges(Store):
@@ -79,32 +92,35 @@ class Ranges(Store):
         self._fetch([file for file in files if is_remote(self.addresses[self.rows[self.number[file], 0]])])
 
     def _fetch(self, files: list[str]) -> None:
-        runs: list[list[Any]] = []  # number of the file, start, end, images
-        places = {file: tuple(self.rows[self.number[file]].tolist()) for file in files}
         if self.cache:
+            places = {file: tuple(self.rows[self.number[file]].tolist()) for file in files}
             self.fetched |= {file: known for file, place in places.items() if (known := self.cache.get(place))}
-        for shard, offset, length, file in sorted((*places[file], file) for file in places.keys() - self.fetched):
-            if runs and runs[-1][0] == shard and offset <= runs[-1][2] + _GAP:
-                runs[-1][2] = max(runs[-1][2], offset + length)
-                runs[-1][3].append((file, offset, length))
-            else:
-                runs.append([shard, offset, offset + length, [(file, offset, length)]])
         new: dict[tuple[int, ...], bytes] = {}
-        for (fs, *_), some in groupby(((*opened(self.addresses[run[0]], True), run) for run in runs), lambda x: x[0:1]):
-            asked = [(path, run) for _, path, run in some]
-            waits = () if self.misses else _WAITS
-            parts = _ranges(fs, [(path, run[1], run[2]) for path, run in asked], waits)
+        for fs, runs in groupby(self._runs({*files} - {*self.fetched}), lambda run: run.fs):
+            asked = list(runs)
+            ranges = [(run.path, run.start, run.end) for run in asked]
+            parts = _ranges(fs, ranges, () if self.misses else _WAITS)
             is_lost = all(isinstance(part, Exception) and not isinstance(part, _FINAL) for part in parts)
             self.misses = self.misses + 1 if is_lost else 0
-            for (_, run), part in zip(asked, parts, strict=True):
-                for file, offset, length in run[3]:
+            for run, part in zip(asked, parts, strict=True):
+                for file, offset, length in run.images:
                     if isinstance(part, Exception):
                         self.fetched[file] = part
                     else:
-                        start = offset - run[1]
-                        self.fetched[file] = new[places[file]] = bytes(part[start : start + length])
+                        start = offset - run.start
+                        self.fetched[file] = new[run.shard, offset, length] = bytes(part[start : start + length])
         if self.cache and new:
             self.cache.put(new)
+
+    def _runs(self, files: Collection[str]) -> list[_Run]:
+        """Return what to ask for to get some images."""
+        runs: list[_Run] = []
+        for shard, offset, length, file in sorted((*self.rows[self.number[file]].tolist(), file) for file in files):
+            if not runs or runs[-1].shard != shard or offset > runs[-1].end + _GAP:
+                runs.append(_Run(shard, *opened(self.addresses[shard], once=True), offset, offset))
+            runs[-1].end = max(runs[-1].end, offset + length)
+            runs[-1].images.append((file, offset, length))
+        return runs
 
     def stamp(self, file: str) -> tuple[int, int]:
         """Return size in bytes and a number that changes with the file."""
