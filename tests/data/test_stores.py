@@ -1,12 +1,13 @@
 """Shards in a store: S3 and HTTP, by servers on the loopback address, serve what the same shards on a disk do."""
 
+import contextlib
 import io
 import re
 import tarfile
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from multiprocessing import get_context
 
@@ -15,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_web_dataset import Faulty
 
 from vitlab.cli.main import main
 from vitlab.data import Packed, WebDataset
@@ -106,6 +106,42 @@ def stored(server, made):
     return made
 
 
+class Faulty(BaseHTTPRequestHandler):
+    """Serve byte ranges of files, with the next of `faults` in place of an answer."""
+
+    files: dict[str, bytes]
+    faults: list[str]
+    slow = 4.0  # seconds
+
+    def log_message(self, *args):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        if self.path not in self.files:
+            return self.send_error(404)
+        content, asked = self.files[self.path], self.headers.get("Range")
+        start, end = 0, len(content)
+        if asked:
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            start, end = int(first), min(int(last or end) + 1, end)
+        fault = self.faults.pop(0) if asked and self.faults else ""
+        if fault == "slow":
+            time.sleep(self.slow)
+        body = content[start:end]
+        self.send_response(500 if fault == "500" else 206 if asked else 200)
+        body = b"" if fault == "500" else body[:-7] if fault in ("short", "cut") else body
+        self.send_header("Content-Length", str(len(body) + 7 * (fault == "cut")))
+        self.send_header("Accept-Ranges", "bytes")
+        if asked:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")
+        self.end_headers()
+        with contextlib.suppress(OSError):  # a client that has gone
+            self.wfile.write(body if self.command == "GET" else b"")
+
+
 @pytest.fixture
 def http(made, monkeypatch):
     """A server of HTTP with these files, whose client waits for 3 s."""
@@ -114,7 +150,7 @@ def http(made, monkeypatch):
     monkeypatch.setitem(fsspec.config.conf, "http", timeout)
     monkeypatch.setattr("vitlab.data.files.ranges._WAITS", (0.0, 0.0, 0.0))
     files = {f"/{name}": file.read_bytes() for name, file in _files(made).items()}
-    handler = type("Handler", (Faulty,), {"files": files, "faults": [], "slow": 4.0})
+    handler = type("Handler", (Faulty,), {"files": files, "faults": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
@@ -271,6 +307,49 @@ def test_faults_of_http_change_no_batch_and_are_reported(kind, fault, made, http
     assert (
         1000 - len(faults) <= 24
     )  # four attempts at each range of a batch, then few: a lost store ends a training soon
+
+
+@pytest.mark.slow
+def test_each_attempt_at_a_range_is_reported_with_its_reason(made, http):
+    address, faults = http
+    data = _packed(address)
+    clean = _epoch(data)
+    faults[:] = ["500", "cut", "short"]
+    with pytest.warns(UserWarning, match=r"bin: 1 of 1 ranges failed, attempt [234] of 4 in 0 s") as told:
+        assert _equal(clean, _epoch(data))
+    found = [re.search(r"attempt (\d) of 4 in 0 s \((\w+)", str(warning.message)).groups() for warning in told]
+    assert found == [("2", "ClientResponseError"), ("3", "ClientPayloadError"), ("4", "OSError")]
+    assert not faults and not data.unreadable
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (403, "cannot be read: the server answers 403 Forbidden"),
+        (404, "^there is no http"),
+        (None, "cannot be read: Cannot"),
+    ],
+)
+def test_a_refusal_of_a_store_is_told_apart_from_a_missing_shard(status, message):
+    pytest.importorskip("aiohttp")
+
+    class Refusing(Faulty):
+        def do_GET(self):
+            self.send_error(status)
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    address = f"http://127.0.0.1:{http.server_port}/a.tar"
+    if status is None:
+        http.shutdown(), http.server_close()
+    with pytest.raises(ValueError, match=message) as told:
+        WebDataset(train=address, img_size=8)
+    assert address in str(told.value) and "\n" not in str(told.value)
+    if status is not None:
+        http.shutdown(), http.server_close()
+    thread.join()
 
 
 def _refusing(environ, start_response):

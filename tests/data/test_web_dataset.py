@@ -1,14 +1,10 @@
 """Tar shards: the promise of a folder, from a disk and from an address."""
 
-import contextlib
 import io
 import json
 import re
 import shutil
 import tarfile
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import fsspec
 import numpy as np
@@ -193,145 +189,6 @@ def test_bad_shards_are_one_line(capsys, train, message):
     assert main(["fit", "--config", "photos_vit", "--data=WebDataset", f"--data.train={train}", "--dry_run"]) == 2
     error = capsys.readouterr().err
     assert re.search(message, error) and error.count("\n") == 1, error
-
-
-class Faulty(BaseHTTPRequestHandler):
-    """Serve byte ranges of files, with the next of `faults` in place of an answer."""
-
-    files: dict[str, bytes]
-    faults: list[str]
-    slow = 2.5  # seconds
-
-    def log_message(self, *args):
-        pass
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        if self.path not in self.files:
-            return self.send_error(404)
-        content, asked = self.files[self.path], self.headers.get("Range")
-        start, end = 0, len(content)
-        if asked:
-            first, _, last = asked.removeprefix("bytes=").partition("-")
-            start, end = int(first), min(int(last or end) + 1, end)
-        fault = self.faults.pop(0) if asked and self.faults else ""
-        if fault == "slow":
-            time.sleep(self.slow)
-        body = content[start:end]
-        self.send_response(500 if fault == "500" else 206 if asked else 200)
-        body = b"" if fault == "500" else body[:-7] if fault in ("short", "cut") else body
-        self.send_header("Content-Length", str(len(body) + 7 * (fault == "cut")))
-        self.send_header("Accept-Ranges", "bytes")
-        if asked:
-            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")
-        self.end_headers()
-        with contextlib.suppress(OSError):  # a client that has gone
-            self.wfile.write(body if self.command == "GET" else b"")
-
-
-@pytest.fixture
-def server(monkeypatch):
-    """Serve one shard on the loopback address; a client waits for two seconds."""
-    aiohttp = pytest.importorskip("aiohttp")
-    timeout = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=2.0)}}
-    monkeypatch.setitem(fsspec.config.conf, "http", timeout)
-    monkeypatch.setattr("vitlab.data.files.ranges._WAITS", (0.0, 0.0, 0.0))
-    handler = type("Handler", (Faulty,), {"files": {"/a.tar": _shard(1)}, "faults": []})
-    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{http.server_port}/a.tar", handler.faults
-    http.shutdown()
-    http.server_close()
-    thread.join()
-
-
-@pytest.mark.slow
-def test_faults_of_a_server_change_no_batch_and_are_reported(server):
-    address, faults = server
-    data = WebDataset(address, img_size=16, num_workers=0, batch_size=2, repeats=1)
-    data.setup("fit")
-    loader = data.train_dataloader()
-    loader.sampler.set_epoch(0)
-    clean = [batch[:2] for batch in loader]
-    for kinds in (["500"], ["short"], ["cut"], ["slow"], ["500", "cut", "short"]):
-        faults[:] = kinds
-        loader = data.train_dataloader()
-        loader.sampler.set_epoch(0)
-        with pytest.warns(UserWarning, match=r"a.tar: 1 of 1 ranges failed, attempt [234] of 4 in 0 s") as told:
-            batches = [batch[:2] for batch in loader]
-        assert _equal(clean, batches) and not faults and len(told) == len(kinds) and not data.unreadable
-    told_of = [re.search(r"attempt (\d) of 4 in 0 s \((\w+)", str(warning.message)).groups() for warning in told]
-    assert told_of == [("2", "ClientResponseError"), ("3", "ClientPayloadError"), ("4", "OSError")]
-    faults[:] = ["500"]
-    resumed = data.train_dataloader()
-    resumed.sampler.set_epoch(0)
-    resumed.load_state_dict({"epoch": 0, "batches": 1})
-    with pytest.warns(UserWarning, match="attempt 2 of 4"):
-        assert _equal(clean[1:], [batch[:2] for batch in resumed])
-
-
-@pytest.mark.slow
-def test_a_server_that_goes_on_failing_ends_the_run_after_four_attempts(server):
-    address, faults = server
-    data = WebDataset(address, img_size=16, num_workers=0, batch_size=2, repeats=1)
-    data.setup("fit")
-    faults[:] = ["500"] * 4
-    with pytest.warns(UserWarning, match="attempt [234] of 4"), pytest.raises(ValueError, match=r"a.tar.*500"):
-        list(data.train_dataloader())
-    assert not faults
-
-
-def test_a_shard_that_fails_is_requested_again(monkeypatch):
-    _write("memory://shards", {"a": _shard(1)})
-    data = WebDataset("memory://shards/a.tar", img_size=16, num_workers=0, batch_size=2)
-    data.setup("fit")
-    memory, failures = fsspec.get_filesystem_class("memory"), [ConnectionError("gone")]
-    plain = memory.cat_ranges
-
-    def failing(self, paths, *args, **kwargs):
-        return [failures.pop() for _ in paths] if failures else plain(self, paths, *args, **kwargs)
-
-    monkeypatch.setattr(memory, "cat_ranges", failing)
-    monkeypatch.setattr("vitlab.data.files.ranges._WAITS", (0.0, 0.0, 0.0))
-    with pytest.warns(UserWarning, match="attempt 2 of 4"):
-        batches = list(data.train_dataloader())
-    assert len(batches) == 3 and not failures and not data.unreadable
-    monkeypatch.setattr(memory, "cat_ranges", lambda self, paths, *a, **kw: [ConnectionError("gone")] * len(paths))
-    with pytest.warns(UserWarning), pytest.raises(ValueError, match="ConnectionError: gone"):
-        list(data.train_dataloader())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("status", "message"),
-    [
-        (403, "cannot be read: the server answers 403 Forbidden"),
-        (404, "^there is no http"),
-        (None, "cannot be read: Cannot"),
-    ],
-)
-def test_a_refusal_of_a_store_is_told_apart_from_a_missing_shard(status, message):
-    pytest.importorskip("aiohttp")
-
-    class Refusing(Faulty):
-        def do_GET(self):
-            self.send_error(status)
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    address = f"http://127.0.0.1:{http.server_port}/a.tar"
-    if status is None:
-        http.shutdown(), http.server_close()
-    with pytest.raises(ValueError, match=message) as told:
-        WebDataset(train=address, img_size=8)
-    assert address in str(told.value) and "\n" not in str(told.value)
-    if status is not None:
-        http.shutdown(), http.server_close()
-    thread.join()
 
 
 @pytest.mark.parametrize("value", ["null", "NaN", '{"a": 1}', "[1]"])
