@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -83,8 +82,8 @@ def _looks(store: Store, files: list[str], num_workers: int, how: Decoding) -> I
         collate_fn=list,
         generator=torch.Generator(),
     )
-    hidden = len(files) < _MANY or not sys.stderr.isatty()
-    yield from tqdm((look for batch in batches for look in batch), "reading files", len(files), False, disable=hidden)
+    few = len(files) < _MANY or None  # None: a bar on a terminal alone
+    yield from tqdm((look for batch in batches for look in batch), "reading files", len(files), False, disable=few)
 
 
 def _look(store: Store, how: Decoding, file: str) -> tuple[np.ndarray, str]:

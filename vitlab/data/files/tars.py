@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 import tarfile
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple
@@ -37,7 +36,7 @@ def members_of(addresses: Sequence[str], text: str | None = None) -> tuple[list[
     Raises:
         ValueError: A tar file cannot be read.
     """
-    bar = tqdm(desc="reading shards", unit="B", unit_scale=True, leave=False, disable=not sys.stderr.isatty())
+    bar = tqdm(desc="reading shards", unit="B", unit_scale=True, leave=False, disable=None)
     with bar:
         found = [_indexed(address, text, bar) for address in addresses]
     return [members for members, _ in found], [stamp for _, stamp in found]

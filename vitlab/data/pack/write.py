@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-import sys
 import threading
 import time
 import zipfile
@@ -195,8 +194,7 @@ def _write(
     )  # fmt: skip
     packed = (photo for batch in photos for photo in batch)
     i, total = start, len(what.files)
-    hidden = sys.stderr is None or not sys.stderr.isatty()
-    with tqdm(total=total, initial=start, desc="packing", unit=" images", disable=hidden) as bar:
+    with tqdm(total=total, initial=start, desc="packing", unit=" images", disable=None) as bar:
         while i < total:
             first, reasons = i, {}
             with (folder / shard_name(shard)).open("wb") as file:
