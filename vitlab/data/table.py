@@ -121,13 +121,13 @@ class Table(Listed):
 
     def scanned(self, images: Images) -> Images:
         """Return the readable images among those of a split, and note the others with their rows."""
-        found = super().scanned(images)
-        if isinstance(self.store, Folder) and self.unreadable:
-            rows = {self.store.path(path): i for i, path in reversed([*enumerate(self.table.paths)])}
-            for path, reason in self.unreadable.items():
-                place = f" ({self.table.row(rows[path])}, column {self.table.columns['path']})"
-                self.unreadable[path] = reason.removesuffix(place) + place
-        return found
+        readable, reasons = images.scanned(self.num_workers)
+        if reasons and isinstance(self.store, Folder):
+            first_row = {self.store.path(path): i for i, path in reversed([*enumerate(self.table.paths)])}
+            for path in reasons:
+                reasons[path] += f" ({self.table.row(first_row[path])}, column {self.table.columns['path']})"
+        self.unreadable |= reasons
+        return readable
 
     def _paths(self, row: int) -> list[str]:
         """Return the path of a row's image, or those of its images."""
