@@ -91,7 +91,7 @@ def _small(count: int, shape: tuple[int, int, int]) -> dict[str, Epoch]:
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (count, *shape), np.uint8))
     usual = [DataLoader(_Pictures(images), _BATCH, True, num_workers=n, persistent_workers=n > 0) for n in (2, 0)]
     order, window = TrainOrder(count, _BATCH, seed=0), shape[1:]
-    ours = TensorLoader(images, torch.zeros(count, dtype=torch.long), order, window, pad=4, augment=True)
+    ours = TensorLoader(images, torch.zeros(count, dtype=torch.long), order, window, pad=4)
     pipeline = Pipeline(window, window, "crop-flip", 1.0, 1.0, "bicubic")
     statistics = (0.5,) * shape[0], (0.25,) * shape[0]
     return {

@@ -12,7 +12,7 @@ from vitlab.data.loading.tensor_loader import TensorLoader
 
 def _loader(n=40, batch_size=4):
     images = torch.randint(256, (n, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    return TensorLoader(images, torch.arange(n), TrainOrder(n, batch_size, seed=0), (8, 8), pad=1, augment=True)
+    return TensorLoader(images, torch.arange(n), TrainOrder(n, batch_size, seed=0), (8, 8), pad=1)
 
 
 class _Still(Prefetch):

@@ -22,7 +22,7 @@ def _refuse(reason):
 
 def _loaders(order, channels=3, pad=2):
     data = _set(channels=channels)
-    fast = TensorLoader(data.images, data.labels, order, (9, 7), pad=pad, augment=True)
+    fast = TensorLoader(data.images, data.labels, order, (9, 7), pad=pad)
     return fast, SampleLoader(data, order, ShiftFlip(pad), num_workers=0, on_unreadable=_refuse)
 
 
@@ -48,7 +48,7 @@ def test_cutting_all_windows_at_once_equals_cutting_one_by_one():  # the way of 
 def test_every_shift_and_both_sides_occur():
     data = TensorImages(torch.zeros(4000, 1, 3, 3, dtype=torch.uint8), torch.zeros(4000, dtype=torch.int64))
     data.images[:, 0, 1, 1], data.images[:, 0, 1, 2] = 200, 100  # a bright pixel and where right is
-    loader = TensorLoader(data.images, data.labels, TrainOrder(4000, 4000, seed=0), (3, 3), pad=1, augment=True)
+    loader = TensorLoader(data.images, data.labels, TrainOrder(4000, 4000, seed=0), (3, 3), pad=1)
     ((images, _, _),) = loader
     kinds, counts = images.flatten(1).unique(dim=0, return_counts=True)
     assert len(kinds) == 18  # 9 shifts, 2 sides
@@ -100,7 +100,7 @@ def test_an_epoch_that_was_left_early_does_not_disturb_the_next(loader):
 def test_batches_on_a_gpu_are_those_of_the_cpu():
     data = _set()
     on_cpu, on_gpu = (
-        TensorLoader(data.images.to(device), data.labels.to(device), TrainOrder(40, 6, 1), (9, 7), 2, augment=True)
+        TensorLoader(data.images.to(device), data.labels.to(device), TrainOrder(40, 6, 1), (9, 7), 2)
         for device in ("cpu", "cuda")
     )
     for (x, y, _), (x_gpu, y_gpu, _) in zip(on_cpu, on_gpu, strict=True):

@@ -119,7 +119,7 @@ def test_a_step_from_pixels_to_the_new_weights_waits_for_nothing(monkeypatch, op
         task = task.to(CUDA).train()
         images = torch.empty(64, 3, 32, 32, dtype=torch.uint8, device=CUDA)
         labels = torch.zeros(64, dtype=torch.int64, device=CUDA)
-        loader = TensorLoader(images, labels, order, (32, 32), pad=4, augment=True)
+        loader = TensorLoader(images, labels, order, (32, 32), pad=4)
         optimizer = build_optimizer("adamw", task.optimizer_groups(), 1e-3)
         for _ in range(2):  # what is made once may wait in the first
             with Waits() as waits:

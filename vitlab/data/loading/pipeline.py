@@ -147,19 +147,18 @@ class Pipeline:
             self.sizes.check_end()
         loader: Loader
         if self.native_size and isinstance(images, TensorImages) and not (train and self.steps):
-            moving = train and self.moves
             pixels, labels = images.images, images.labels
             if device.type == "cuda" and pixels.nbytes < torch.cuda.mem_get_info(device)[0] // 4:
                 pixels, labels = pixels.to(device), labels.to(device)
-            fill = mean if pixels.is_floating_point() else None
-            loader = TensorLoader(pixels, labels, order, self.native_size, self.pad if moving else 0, moving, fill)
-            resident = pixels.device.type == "cuda"
+            pad, fill = self.pad if train and self.moves else 0, mean if pixels.is_floating_point() else None
+            loader = TensorLoader(pixels, labels, order, self.native_size, pad, fill)
+            if pixels.device.type == "cuda":
+                return loader
         else:
             own = self.own_ratio if order.tokens else None
             what = self.crops if train and self.crops else self.transform(train, mean, own)
             loader = SampleLoader(images, order, what, num_workers, on_unreadable, own.patch if own else None)
-            resident = False
-        return Prefetch(loader, device) if device.type == "cuda" and not resident else loader
+        return Prefetch(loader, device) if device.type == "cuda" else loader
 
     def normalize(self, images: Any, statistics: Statistics, step: Step | None = None) -> Any:
         """Normalize uint8 ``(B, C, H, W)`` images on their device, and resize them to the size of the step.

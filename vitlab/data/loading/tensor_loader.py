@@ -27,8 +27,8 @@ class TensorLoader(Loader):
         labels: ``(N,)`` classes.
         order: Which samples this process takes at each step.
         window: Height and width of the window.
-        pad: Pixels added on every side before cutting.
-        augment: Whether to draw place and mirroring from each sample's seed; otherwise the center is cut out.
+        pad: Pixels added on every side before a window is cut out, whose place and mirroring are then drawn from each
+            sample's seed; 0 cuts out the center.
         fill: Value of each channel in added pixels; None for black.
     """
 
@@ -39,15 +39,12 @@ class TensorLoader(Loader):
         order: TrainOrder | EvalOrder,
         window: tuple[int, int],
         pad: int = 0,
-        augment: bool = False,
         fill: Sequence[float] | None = None,
     ) -> None:
         super().__init__(order)
         self.images = _padded(images, pad, fill) if pad else images
-        self.labels = labels
-        self.window = window
+        self.labels, self.window, self.moves = labels, window, pad > 0
         self.chunk = min(_CHUNK, _CHUNK_BYTES // (images.element_size() * images.shape[1] * window[0] * window[1]))
-        self.augment = augment
         self.room = (self.images.shape[2] - window[0], self.images.shape[3] - window[1])
 
     def read(self, start: int) -> Iterator[Batch]:
@@ -61,7 +58,7 @@ class TensorLoader(Loader):
         sizes = [len(step.indices) for step in group]
         indices = np.concatenate([step.indices for step in group])
         labels = self.labels[self._index(indices)]
-        if self.augment:
+        if self.moves:
             images = self._cut_at_random(indices, uniforms(np.concatenate([step.seeds for step in group]), 3))
         else:
             images = self._cut_center(indices)
