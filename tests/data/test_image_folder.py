@@ -12,7 +12,8 @@ from PIL import Image
 
 from vitlab.data import Packed
 from vitlab.data.files.store import Folder
-from vitlab.data.image_folder import ImageFolder, ImageNet
+from vitlab.data.image_folder import ImageFolder
+from vitlab.data.imagenet import ImageNet
 from vitlab.data.pack.write import pack
 from vitlab.data.record import Trained, measured
 

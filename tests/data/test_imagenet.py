@@ -12,7 +12,8 @@ from PIL import Image
 from scipy.io import savemat
 
 from vitlab.cli.main import main
-from vitlab.data.image_folder import ImageFolder, ImageNet
+from vitlab.data.image_folder import ImageFolder
+from vitlab.data.imagenet import ImageNet
 from vitlab.data.pack.write import pack
 from vitlab.data.packed import Packed
 

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from vitlab.cli.data import main as data_command
-from vitlab.data.image_folder import ImageFolder, ImageNet
+from vitlab.data.image_folder import ImageFolder
+from vitlab.data.imagenet import ImageNet
 from vitlab.data.report import report, report_as_text
 from vitlab.errors import UsageError
 

@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     if picture.suffix not in (".png", ".jpg"):
         raise UsageError(f"`--output` must end in .png or .jpg, got {picture}")
     from vitlab.config.yaml_files import parse_yaml
-    from vitlab.data.image_folder import kind_of
+    from vitlab.data.imagenet import kind_of
     from vitlab.data.report import report, report_as_text, write_picture
     from vitlab.runs.atomic import write_json
 

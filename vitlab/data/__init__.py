@@ -16,7 +16,8 @@ which says what these are; if they lie in files, `photos.py`, for which it lists
 from vitlab.data.arrays import Arrays
 from vitlab.data.base import ImageData
 from vitlab.data.hugging_face import HuggingFace
-from vitlab.data.image_folder import ImageFolder, ImageNet, Unlabeled
+from vitlab.data.image_folder import ImageFolder, Unlabeled
+from vitlab.data.imagenet import ImageNet
 from vitlab.data.known import CIFAR10, CIFAR100, Digits, FakeData, FashionMNIST, PositionProbe
 from vitlab.data.packed import Packed
 from vitlab.data.photos import Photos

@@ -83,7 +83,7 @@ class PhotoArgs(TableArgs, total=False):
 
 
 class ImageNetArgs(SizedArgs, total=False):
-    """What :class:`vitlab.data.image_folder.ImageNet` passes on: all but `val_share`, whose default is its own."""
+    """What :class:`vitlab.data.imagenet.ImageNet` passes on: all but `val_share`, whose default is its own."""
 
     test_share: float
     max_unreadable: int

@@ -1,4 +1,4 @@
-"""Photos in one folder per class, ImageNet as it is downloaded, and photos without classes."""
+"""Photos in one folder per class, and photos without classes."""
 
 import os
 import re
@@ -7,10 +7,9 @@ from typing import Literal, NamedTuple, Unpack, get_args
 
 import numpy as np
 
-from vitlab.data.arguments import ImageNetArgs, PhotoArgs
-from vitlab.data.files.imagenet import DEVKIT, TRAIN, class_of, tarred, val_classes
+from vitlab.data.arguments import PhotoArgs
 from vitlab.data.files.scan import sizes_of
-from vitlab.data.files.sets import FileImages, Statistics
+from vitlab.data.files.sets import FileImages
 from vitlab.data.files.store import Folder
 from vitlab.data.files.walk import classes_in, deeper, files_below, is_flat, is_folder, sample_files, visible
 from vitlab.data.photos import Photos, is_like_a_split, parts_among
@@ -19,7 +18,7 @@ from vitlab.errors import preview
 from vitlab.ranges import check_word
 
 Videos = Literal["frames", "middle"]
-PUBLISHED = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation of ImageNet's pixels
+DEVKIT = "ILSVRC2012_devkit_t12"  # with the classes of ImageNet's validation images
 _LOOKS = "ROOT/CLASS/IMAGE, or ROOT/train/CLASS/IMAGE with a folder val, test or both beside train"
 
 
@@ -120,7 +119,7 @@ class ImageFolder(ClassFolders):
 
     def layout(self) -> tuple[dict[str, Path], list[str]]:
         """Return the folder of each part, and the names of other folders."""
-        folders, left_out = _layout(self.root)
+        folders, left_out = folders_of_parts(self.root)
         test = folders.get("test", self.root)
         if "test" in folders and not test.name.lower().startswith("test") and is_flat(test):
             raise ValueError(_unsorted(test))  # a folder named test may have no classes
@@ -149,74 +148,6 @@ class ImageFolder(ClassFolders):
                 "files in one folder below a class may be in different splits: if it is a video, --data.videos=frames "
                 "keeps them together, middle takes one frame"
             )
-
-
-class ImageNet(ImageFolder):
-    """The 1,000 classes of ILSVRC 2012 in ROOT/train/n01440764/ and ROOT/val/n01440764/, Russakovsky et al. 2014
-    (arXiv:1409.0575).
-
-    If ROOT/val/ has no class folders, classes come from the development kit or Kaggle's list beside it. The tar files
-    ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar are read without unpacking. The official validation images are
-    the test split. Mean and standard deviation of color are the published ones.
-
-    Args:
-        root: Folder of the photos, or of the tar files.
-        val_share: Share of the training images that becomes the validation split.
-        **folder: Passed to :class:`ImageFolder`.
-
-    Example:
-        >>> data = ImageNet(root="photos")  # with train/n01440764/ and so on
-        >>> data.statistics()[0]
-        (0.485, 0.456, 0.406)
-    """
-
-    statistics_from = "published"
-    _statistics: Statistics | None = PUBLISHED
-
-    def __init__(self, root: str, val_share: float = 0.01, **folder: Unpack[ImageNetArgs]) -> None:
-        if folder.get("in_chans") == 1:  # of which no numbers are published
-            self.statistics_from, self._statistics = ImageFolder.statistics_from, None
-        super().__init__(root, None, val_share=val_share, **folder)  # its folders are classes, not videos
-
-    def survey(self) -> Survey:
-        """Find parts and classes before any image is decoded."""
-        self.tars = tarred(self.root)
-        if self.tars is None:
-            return super().survey()
-        self.first = self.root / TRAIN
-        names = sorted({file.split("/")[1] for file in self.tars.files if file.startswith("train/")})
-        return Survey({"train": "train", "test": "val"}, names, sizes_of(self.tars, self.tars.files[:16]), [])
-
-    def layout(self) -> tuple[dict[str, Path], list[str]]:
-        """Return the folder of each part; the official test images are left out, because they have no classes."""
-        folders, left_out = _layout(self.root)
-        if "val" in folders and is_flat(folders["test"]):
-            left_out.append(folders["test"].name)
-            folders = {"train": folders["train"], "test": folders["val"]}
-        self.classes = val_classes(self.root) if "test" in folders and is_flat(folders["test"]) else None
-        return folders, left_out
-
-    def list_files(self, parts: list[str]) -> FileImages:
-        """Return the files of some parts, unopened."""
-        if self.tars is None and (parts != ["test"] or self.classes is None):
-            return super().list_files(parts)
-        if self.tars is None:
-            folder = self.folders["test"]
-            files = [f"{folder.name}/{entry.name}" for entry in visible(folder)]
-            names = [class_of(Path(file), self.classes or {}) for file in files]
-        else:
-            files = [file for part in parts for file in self.tars.files if file.startswith(f"{self.parts[part]}/")]
-            names = [file.split("/")[1] for file in files]
-        return self.labeled(self.tars or Folder(self.root), files, names)
-
-    def setup(self, stage: str) -> None:
-        """Build what a stage needs; training needs all classes."""
-        if stage == "fit" and self.num_classes != 1000:
-            raise ValueError(
-                f"`data: ImageNet` has 1,000 classes, {self.first} has {self.num_classes:,}: "
-                "--data=ImageFolder takes any number"
-            )
-        super().setup(stage)
 
 
 class Unlabeled(ImageFolder):
@@ -252,30 +183,8 @@ class Unlabeled(ImageFolder):
         return self.labeled(Folder(self.root), self.files, ["unlabeled"] * len(self.files))
 
 
-def check_videos(videos: Videos | None) -> Videos | None:
-    """Return `data.videos`, or refuse it."""
-    if videos is not None:
-        check_word("data.videos", videos, get_args(Videos))
-    return videos
-
-
-def kind_of(root: str) -> type[ImageFolder]:
-    """Return the class that reads a folder: ImageNet as downloaded, class folders, or photos without classes."""
-    place = Path(root)
-    if (place / TRAIN).is_file():
-        return ImageNet
-    if is_flat(place):
-        return Unlabeled
-    return ImageNet if is_flat(place / "val") else ImageFolder
-
-
-def _unsorted(folder: Path) -> str:
-    is_imagenet = visible(folder)[0].name.startswith("ILSVRC2012_val")
-    way_out = f", or take --data=ImageNet and put {DEVKIT}.tar.gz beside it" if is_imagenet else ""
-    return f"{folder} holds files and no class folders: sort them into {folder.name}/CLASS/{way_out}"
-
-
-def _layout(root: Path) -> tuple[dict[str, Path], list[str]]:
+def folders_of_parts(root: Path) -> tuple[dict[str, Path], list[str]]:
+    """Return the folder of each part of a folder of photos, itself if it has none, and the names of other folders."""
     if not root.is_dir():
         raise ValueError(f"`data.root` must be a folder, got {root}; it should look like {_LOOKS}")
     folders = [entry.name for entry in visible(root) if is_folder(entry)]
@@ -289,6 +198,19 @@ def _layout(root: Path) -> tuple[dict[str, Path], list[str]]:
         taken = ", ".join(names.values())
         raise ValueError(f"`data.root` has no folder train beside {taken}, got {root}; it should look like {_LOOKS}")
     return {"train": root}, []
+
+
+def check_videos(videos: Videos | None) -> Videos | None:
+    """Return `data.videos`, or refuse it."""
+    if videos is not None:
+        check_word("data.videos", videos, get_args(Videos))
+    return videos
+
+
+def _unsorted(folder: Path) -> str:
+    is_imagenet = visible(folder)[0].name.startswith("ILSVRC2012_val")
+    way_out = f", or take --data=ImageNet and put {DEVKIT}.tar.gz beside it" if is_imagenet else ""
+    return f"{folder} holds files and no class folders: sort them into {folder.name}/CLASS/{way_out}"
 
 
 def _check_level(root: Path, train: Path, class_names: list[str]) -> None:

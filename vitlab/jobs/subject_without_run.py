@@ -16,7 +16,7 @@ from vitlab.analysis.subject import Subject
 from vitlab.config.explain import user_mistakes
 from vitlab.config.parser import settings
 from vitlab.data.base import ImageData
-from vitlab.data.image_folder import PUBLISHED
+from vitlab.data.imagenet import PUBLISHED
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.record import check_target_names
 from vitlab.data.timm_images import KEYS, images_of

@@ -26,7 +26,8 @@ from vitlab.data.files.decode import ColorProfile, Decoding, ImageError, decode_
 from vitlab.data.files.scan import inspect_image, sizes_of
 from vitlab.data.files.splits import SPLIT_NAMES
 from vitlab.data.files.store import EachFile, Store
-from vitlab.data.image_folder import ImageFolder, kind_of
+from vitlab.data.image_folder import ImageFolder
+from vitlab.data.imagenet import kind_of
 from vitlab.data.loading.transforms import CenterCrop
 from vitlab.data.pack.shards import INDEX, ROUNDED, ROW, VERSION, shard_name
 from vitlab.data.photos import refuse_unreadable
