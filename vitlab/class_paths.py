@@ -4,6 +4,7 @@ Only classes are found that are already imported, or lie in a package that the u
 or of a run can import other code: :mod:`vitlab.config.trust` knows these packages, a script imports what it needs.
 """
 
+import ast
 import importlib
 import inspect
 import os
@@ -46,6 +47,8 @@ def current_path(path: str) -> str:
 
     >>> current_path("vitlab.tasks.linear_probe.LinearProbe"), current_path("mypkg.Mine")
     ('vitlab.tasks.classifier.LinearProbe', 'mypkg.Mine')
+    >>> current_path("vitlab.data.image_folder.ImageNet"), current_path("vitlab.data.ImageNet")
+    ('vitlab.data.imagenet.ImageNet', 'vitlab.data.ImageNet')
     """
     module, _, name = path.rpartition(".")
     package, *folders = module.split(".")
@@ -53,8 +56,8 @@ def current_path(path: str) -> str:
         return path
     place = HERE.joinpath(*folders)
     file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-    if file.is_file() and name in file.read_text():
-        return path
+    if file.is_file() and any(getattr(node, "name", "") == name for node in ast.walk(ast.parse(file.read_text()))):
+        return path  # it is defined there, or imported
     found = (one for one in HERE.rglob("*.py") if re.search(rf"^class {name}\b", one.read_text(), re.M))
     home = next(found, None)
     return path if home is None else ".".join([package, *home.relative_to(HERE).with_suffix("").parts, name])
