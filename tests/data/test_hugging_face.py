@@ -91,14 +91,6 @@ def test_images_and_labels_are_those_of_the_same_files_in_a_folder(tmp_path):
     assert seen[0] == seen[1] and len(seen[0]) == 12
 
 
-def test_statistics_are_those_of_the_training_rows(tmp_path):
-    data = _open(_saved(tmp_path / "rows", train=_pngs(12)), "fit")
-    images = data.splits["train"]
-    pixels = np.stack([np.asarray(images.image(i)) for i in range(len(images))]) / 255
-    assert np.allclose(data.mean, pixels.mean((0, 1, 2)), atol=1e-6)
-    assert np.allclose(data.std, pixels.std((0, 1, 2)), atol=1e-5)
-
-
 def test_one_split_is_divided_by_content_so_that_other_rows_move_nothing(tmp_path):
     pngs = _pngs(40)
     before = _digests(_open(_saved(tmp_path / "before", all=pngs)))
@@ -144,13 +136,6 @@ def test_fit_does_not_read_the_test_split(tmp_path):
     assert set(data.splits) == {"train", "val"}
     with pytest.raises(ValueError, match="test/0"):
         data.setup("test")
-
-
-@pytest.mark.slow
-def test_equal_images_in_two_splits_are_reported(tmp_path):
-    pngs = _pngs(10)
-    facts = _open(_saved(tmp_path / "rows", train=pngs, validation=_pngs(2, 1), test=pngs[4:5])).fingerprint()
-    assert facts["duplicates"] == 1 and facts["first_duplicates"] == [["train: train/4", "test: test/0"]]
 
 
 def test_rows_seen_before_are_not_decoded_again(tmp_path, monkeypatch):

@@ -223,13 +223,6 @@ def test_16_bits_may_be_scaled_from_one_range_for_all_files(tmp_path):
         Decoding(value_range=[5, 5])
 
 
-@pytest.mark.slow
-def test_the_limit_on_pixels_can_be_raised():
-    bomb = io.BytesIO()
-    Image.new("1", (8000, 8000)).save(bomb, "PNG")
-    assert decode_bytes(bomb.getvalue(), "x", Decoding("L", max_pixels=64_000_000)).size == (8000, 8000)
-
-
 @pytest.mark.parametrize("kind, codec", [("AVIF", "avif"), ("JPEG2000", "jpg_2000")])
 def test_newer_formats_are_read_where_pillow_has_them(kind, codec):
     if not features.check(codec):

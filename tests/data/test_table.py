@@ -180,9 +180,7 @@ def test_a_run_is_measured_on_all_rows_of_a_table_of_one_split_without_train(wor
     [
         ({}, {"targets": "brigt"}, "must have the column brigt; there are path, bright, other"),
         ({}, {"path_column": "file"}, "must have the column file; .*: name that of the path by --data.path_column"),
-        ({"bright": [None, *range(29)]}, {}, "row 1: the column bright is empty"),
         ({"bright": [np.inf, *range(29)]}, {}, "row 1: the column bright is inf, not finite"),
-        ({"bright": ["x", *range(29)]}, {"target_type": "number"}, "the column bright must hold numbers"),
         ({"split": ["train"] * 29 + ["rest"]}, {}, "row 30: the column split says rest: rows must be"),
         (
             {"split": ["train"] * 20 + ["test"] * 10, "group": ["a"] * 30},
@@ -191,13 +189,14 @@ def test_a_run_is_measured_on_all_rows_of_a_table_of_one_split_without_train(wor
         ),
         ({}, {"in_chans": 1}, "`data.in_chans` is 1, the arrays of .* have 3 channels"),
         ({}, {"augment": "rand-m9-mstd0.5-inc1"}, "`data.augment` must be none or crop-flip for arrays"),
-        ({}, {"targets": ["bright", "other"], "target_type": ["class"]}, "one for each of bright, other, got"),
         ({}, {"targets": ["bright", "other"], "target_type": "multilabel"}, "row 1: the column bright of labels must"),
         ({"w": ["a"] * 30}, {"targets": "w", "target_type": "multilabel"}, "has one label, a; labels stand apart by"),
         ({}, {"group_column": "patient"}, "must have the column patient; there are path, bright, other"),
         ({}, {"split_by": "time"}, "`data.split_by: time` needs a column of times .*, and .*table.csv has none"),
         ({}, {"split_by": "time", "time_column": None}, "needs a column of times beside the targets"),
-        ({"time": ["x"] * 30}, {"split_by": "time"}, "the column time must hold numbers, or dates as"),
+        ({"time": ["01/02/2024"] * 30}, {"split_by": "time"}, "or dates as 2024-03-09: .*01/02/2024.* ISO8601[^.]*$"),
+        ({}, {"targets": ["bright", "bright"]}, "`data.targets` names bright twice"),
+        ({}, {"label_separator": ""}, "`data.label_separator` must not be empty"),
         ({"time": [1] * 30}, {"split_by": "time"}, "the val split has no image: there are too few images, groups or t"),
         (
             {"time": range(30), "split": ["train", "val", "test"] * 10},
@@ -210,8 +209,9 @@ def test_a_run_is_measured_on_all_rows_of_a_table_of_one_split_without_train(wor
 )
 def test_mistakes_in_a_table_are_reported(tmp_path, columns, settings, message):
     _arrays(tmp_path, **columns)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         _open(tmp_path, **settings)
+    assert "\n" not in str(error.value)
 
 
 def test_an_array_of_another_shape_and_one_with_nan_are_named(tmp_path):
@@ -486,15 +486,3 @@ def test_labels_that_a_class_map_joins_are_there_if_one_of_them_is(tmp_path):
         data = _open(tmp_path, targets=targets, class_map=str(tmp_path / "map.json"))
         assert data.class_names == ["dog", "cat"]
         assert data.targets_of(np.arange(4)).tolist() == [[1, 0], [1, 0], [1, 1], [0, 1]]
-
-
-@pytest.mark.parametrize("settings, line", [
-    ({"targets": ["bright", "bright"]}, "`data.targets` names bright twice"),
-    ({"label_separator": ""}, "`data.label_separator` must not be empty"),
-    ({"split_by": "time"}, "or dates as 2024-03-09: .*01/02/2024.* ISO8601[^.]*$"),
-])  # fmt: skip
-def test_what_a_table_cannot_mean_is_one_short_line(settings, line, tmp_path):
-    _arrays(tmp_path, time=["01/02/2024"] * 30)
-    with pytest.raises(ValueError, match=line) as error:
-        _open(tmp_path, **settings)
-    assert "\n" not in str(error.value)
