@@ -370,7 +370,7 @@ def test_a_run_sees_images_of_other_sizes_as_those_that_it_was_trained_on(tmp_pa
 def test_imagenet_has_1000_classes_holds_its_val_folder_back_and_has_the_published_statistics(tmp_path):
     for part, n in (("train", 2), ("val", 1)):
         _fill(tmp_path / part, {"n01440764": n, "n01443537": n})
-    with pytest.raises(ValueError, match=r"`data: ImageNet` has 1,000 classes, .*train has 2: --data=ImageFolder"):
+    with pytest.raises(ValueError, match=r"`data: ImageNet` has 1,000 classes, .* has 2: --data=ImageFolder"):
         ImageNet(root=str(tmp_path), num_workers=0).setup("fit")
     for part in ("train", "val"):
         for k in range(998):

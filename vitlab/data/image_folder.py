@@ -106,16 +106,16 @@ class ImageFolder(ClassFolders):
     def survey(self) -> Survey:
         """Find parts and classes before any image is decoded."""
         self.folders, left_out = self.layout()
-        self.first = next(iter(self.folders.values()))  # train, if there is one
-        class_names, empty = classes_in(self.first)
+        first = next(iter(self.folders.values()))  # train, if there is one
+        class_names, empty = classes_in(first)
         if not RUN.get():
-            _check_depth(self.root, self.first, class_names)
+            _check_depth(self.root, first, class_names)
             if self.videos is None:
-                _check_level(self.root, self.first, class_names)
+                _check_level(self.root, first, class_names)
         parts = {part: folder.name for part, folder in self.folders.items()}
         notes = [f"folders that are no split are left out: {', '.join(left_out)}"] if left_out else []
         notes += [f"folders without images are no classes: {', '.join(empty)}"] if empty else []
-        return Survey(parts, class_names, sizes_of(Folder(Path()), sample_files(self.first)), notes)
+        return Survey(parts, class_names, sizes_of(Folder(Path()), sample_files(first)), notes)
 
     def layout(self) -> tuple[dict[str, Path], list[str]]:
         """Return the folder of each part, and the names of other folders."""
@@ -171,7 +171,6 @@ class Unlabeled(ImageFolder):
         """Find parts and classes before any image is decoded."""
         if not self.root.is_dir():
             raise ValueError(f"`data.root` must be a folder, got {self.root}")
-        self.first, self.folders = self.root, {"train": self.root}
         self.files = [os.path.relpath(file, self.root) for file in sorted(files_below(str(self.root)))]
         if not self.files and not RUN.get():
             raise ValueError(f"`data.root` has no files, got {self.root}")

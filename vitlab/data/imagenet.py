@@ -55,7 +55,6 @@ class ImageNet(ImageFolder):
         self.tars = _tarred(self.root)
         if self.tars is None:
             return super().survey()
-        self.first = self.root / _TRAIN
         names = sorted({file.split("/")[1] for file in self.tars.files if file.startswith("train/")})
         return Survey({"train": "train", "test": "val"}, names, sizes_of(self.tars, self.tars.files[:16]), [])
 
@@ -83,7 +82,7 @@ class ImageNet(ImageFolder):
         """Build what a stage needs; training needs all classes."""
         if stage == "fit" and self.num_classes != 1000:
             raise ValueError(
-                f"`data: ImageNet` has 1,000 classes, {self.first} has {self.num_classes:,}: "
+                f"`data: ImageNet` has 1,000 classes, {self.place} has {self.num_classes:,}: "
                 "--data=ImageFolder takes any number"
             )
         super().setup(stage)
