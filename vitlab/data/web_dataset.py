@@ -2,8 +2,9 @@
 
 import glob
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -55,36 +56,33 @@ class WebDataset(Photos):
     ) -> None:
         given = {part: x for part, x in (("train", train), ("val", val), ("test", test)) if x}
         addresses: list[str] = []
-        samples: list[_Entry] = []
         stamps: list[int] = []
+        files: list[str] = []  # PART/SHARD/KEY
+        places: list[tuple[int, int, int]] = []  # shard, offset and length of each image
+        self.texts: list[str] = []  # the class of each
         for part, shards in given.items():
             found = [x for address in ([shards] if isinstance(shards, str) else shards) for x in addresses_of(address)]
             members, numbers = members_of(found, label)
-            samples += _samples(part, found, members, len(addresses), image or list(_IMAGES), label)
-            addresses, stamps = addresses + found, stamps + numbers
-        rows = np.array([(x.shard, x.image.offset, x.image.length) for x in samples], dtype=np.int64)
-        self.tars = Ranges(addresses, [x.file for x in samples], rows.reshape(-1, 3), stamps, cache_gb)
-        self.texts = [x.text for x in samples]
-        names = {x.text for x in samples if x.file.startswith("train/")}
-        class_names = by_number(names)
-        if not names and not RUN.get():
+            for address, name, inside in zip(found, _names(found), members, strict=True):
+                for key, member, text in _samples(address, inside, image or _IMAGES, label):
+                    files.append(f"{part}/{name}/{key}")
+                    places.append((len(addresses), member.offset, member.length))
+                    self.texts.append(text)
+                addresses.append(address)
+            stamps += numbers
+        self.tars = Ranges(addresses, files, np.array(places, dtype=np.int64).reshape(-1, 3), stamps, cache_gb)
+        classes = {text for file, text in zip(files, self.texts, strict=True) if file.startswith("train/")}
+        if not classes and not RUN.get():
             raise ValueError(f"`data.train` must name shards with images, got {train}")
-        self.tars.expect(self.tars.files[:16])
-        sizes = sizes_of(self.tars, self.tars.files[:16])
-        super().__init__(", ".join(addresses[:1]), parts_among(given), class_names, sizes, **photos)
+        self.tars.expect(files[:16])
+        sizes = sizes_of(self.tars, files[:16])
+        super().__init__(", ".join(addresses[:1]), parts_among(given), by_number(classes), sizes, **photos)
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the images of some parts, undecoded."""
         folders = {self.parts[part] for part in parts}
         chosen = [i for i, file in enumerate(self.tars.files) if file.partition("/")[0] in folders]
         return self.labeled(self.tars, [self.tars.files[i] for i in chosen], [self.texts[i] for i in chosen])
-
-
-class _Entry(NamedTuple):
-    file: str  # PART/SHARD/KEY
-    shard: int
-    image: Member
-    text: str
 
 
 def addresses_of(pattern: str) -> list[str]:
@@ -118,29 +116,30 @@ def addresses_of(pattern: str) -> list[str]:
     return found
 
 
-def _samples(
-    part: str, addresses: list[str], members: list[list[Member]], before: int, images: list[str], label: str
-) -> list[_Entry]:
+def _names(addresses: Sequence[str]) -> list[str]:
+    """Return a name for each shard, of which none is the same."""
     names = [PurePosixPath(address).stem for address in addresses]
-    if len(set(names)) < len(names):
-        names = [f"{i:05}-{name}" for i, name in enumerate(names)]
-    found: list[_Entry] = []
-    for i, inside in enumerate(members):
-        keys: dict[str, dict[str, Member]] = {}
-        for member in inside:
-            folder, slash, name = member.name.rpartition("/")
-            stem, _, suffix = name.partition(".")
-            of = keys.setdefault(folder + slash + stem, {})
-            if of.setdefault(suffix.lower(), member) is not member:
-                raise ValueError(f"{addresses[i]} has {member.name} twice: keys must differ within a shard")
-        for key, of in keys.items():
-            image = next((of[suffix] for suffix in images if suffix in of), None)
-            text = of.get(label.partition(".")[0])
-            if image is None or text is None or text.text is None:
-                what = "image" if image is None else f".{label.partition('.')[0]} member with its class"
-                have = ", ".join(f".{suffix}" for suffix in of)
-                raise ValueError(f"{addresses[i]}: {key} has no {what}, only {have}; see `data.image`, `data.label`")
-            if not text.text:
-                raise ValueError(f"{addresses[i]}: {text.name} is empty, and must hold the class of {key}")
-            found.append(_Entry(f"{part}/{names[i]}/{key}", before + i, image, text.text))
-    return found
+    return names if len(set(names)) == len(names) else [f"{i:05}-{name}" for i, name in enumerate(names)]
+
+
+def _samples(
+    address: str, members: Sequence[Member], images: Sequence[str], label: str
+) -> Iterator[tuple[str, Member, str]]:
+    """Yield key, image and class of each sample of a shard."""
+    keys: dict[str, dict[str, Member]] = {}
+    for member in members:
+        folder, slash, name = member.name.rpartition("/")
+        stem, _, suffix = name.partition(".")
+        of = keys.setdefault(folder + slash + stem, {})
+        if of.setdefault(suffix.lower(), member) is not member:
+            raise ValueError(f"{address} has {member.name} twice: keys must differ within a shard")
+    for key, of in keys.items():
+        image = next((of[suffix] for suffix in images if suffix in of), None)
+        text = of.get(label.partition(".")[0])
+        if image is None or text is None or text.text is None:
+            what = "image" if image is None else f".{label.partition('.')[0]} member with its class"
+            have = ", ".join(f".{suffix}" for suffix in of)
+            raise ValueError(f"{address}: {key} has no {what}, only {have}; see `data.image`, `data.label`")
+        if not text.text:
+            raise ValueError(f"{address}: {text.name} is empty, and must hold the class of {key}")
+        yield key, image, text.text
