@@ -159,8 +159,9 @@ class Rows:
             self.names = [str(value) for value in cells[0]]
             self._note_words(self.class_names)
             return
-        read = {"number": self._numbers, "class": self._classes}
-        self.values = np.stack([read[k](c, masked) for k, c in zip(self.kinds, cells, strict=True)], axis=1)
+        kinds = zip(self.kinds, cells, strict=True)
+        read = [self._classes(column) if kind == "class" else self._numbers(column, masked) for kind, column in kinds]
+        self.values = np.stack(read, axis=1)
         self._note_words([name for names in self.classes for name in names])
         if masked and len(cells) > 1 and (left := int(np.isnan(self.values).sum())):
             self.notes.append(f"{left:,} empty targets do not count in loss and metrics (`data.missing: mask`)")
@@ -265,7 +266,7 @@ class Rows:
             )
         return len(words) > 0
 
-    def _classes(self, column: "pd.Series", masked: bool) -> NDArray[np.float32]:
+    def _classes(self, column: "pd.Series") -> NDArray[np.float32]:
         """Return the number of each row's class, NaN where the cell is empty, and note the names of the classes."""
         there, k = column.notna().to_numpy(), self.targets.index(str(column.name))
         found, known = {str(value) for value in column[there]}, self._trained_classes(k)
