@@ -54,9 +54,11 @@ class Listed(Photos):
         part_called = {name: part for part, name in parts.items()}
         self.part_of = np.array([part_called[name] for name in rows.splits or ["train"] * len(rows.paths)])
         self.folds = rows.folds()
-        self.named_fold = self._take_fold(photos)  # the value of the column of folds whose rows validate
+        self.named_fold = self._named_fold(photos.get("fold"))  # the value of the column of folds whose rows validate
         self.times = rows.times() if split_by == "time" else None
         self._check_divided_once(photos)
+        if self.named_fold is not None:
+            photos["fold"] = None  # it draws none
         if arrays:
             self._check_arrays(photos)
         super().__init__(
@@ -276,18 +278,15 @@ class Listed(Photos):
                 f"{given[0]} divides the rows of {self.table.file}, and so does {given[1]}: leave one of them out"
             )
 
-    def _take_fold(self, photos: TableArgs) -> str | None:
-        """Take a value of the column of folds out of ``photos``; None if there is none, or k/n."""
-        if photos.get("fold") is None:
-            return None
-        named, known = str(photos["fold"]), {*(self.folds or ())}
-        if named not in known and "/" in named:
+    def _named_fold(self, fold: str | int | None) -> str | None:
+        """Return the value of the column of folds that `data.fold` names; None if it is k/n, or not given."""
+        named, known = str(fold), {*(self.folds or ())}
+        if fold is None or (named not in known and "/" in named):
             return None
         if named not in known and named.isdecimal():  # files of before may say 0 for 00
             same = [fold for fold in known if fold.isdecimal() and int(fold) == int(named)]
             named = same[0] if len(same) == 1 else named
         self._check_fold(named)
-        photos["fold"] = None
         return named
 
     def _check_fold(self, fold: str) -> None:
