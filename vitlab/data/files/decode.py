@@ -129,27 +129,10 @@ def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int
     """
     if not data:
         raise ImageError(name, "the file is empty")
-    if is_dicom(data):
-        return _of_dicom(data, name, how)
     with warnings.catch_warnings(), _without_limit():
         warnings.simplefilter("ignore")  # about metadata
         try:
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                _check_size(image.width, image.height, how)
-                if loses_channels(image):
-                    raise ValueError("a TIFF file of several channels, which --data=Table reads as an array")
-                if _is_deep_odd_tiff(image):
-                    raise ValueError("a 16-bit TIFF file of separate color planes or inverted gray, which is not read")
-                if (values := _wide_ppm(image, data)) is not None:
-                    return _to_mode(Image.fromarray(_scaled(values, how.value_range)), how)
-                if shrink:
-                    image.draft(None, (shrink, shrink))
-                lower = _lower_bytes(image, data)
-                image.load()
-                if lower is not None:
-                    _scale_16_bits(image, lower, how.value_range)
-                    image.info.pop("icc_profile", None)  # the scaled values are no colors of the profile
-                return _to_mode(_upright(image), how)
+            return _of_dicom(data, how) if is_dicom(data) else _of_pillow(data, how, shrink)
         except Image.UnidentifiedImageError:
             raise ImageError(name, f"not one of {', '.join((*FORMATS, 'DICOM'))}") from None
         except Exception as error:  # decoders can raise anything for a broken file
@@ -172,20 +155,35 @@ def _check_size(width: int, height: int, how: Decoding) -> None:
         raise ValueError(f"{width} x {height} pixels, {most}")
 
 
-def _of_dicom(data: bytes, name: str, how: Decoding) -> Image.Image:
+def _of_pillow(data: bytes, how: Decoding, shrink: int | None) -> Image.Image:
+    """Return an image that Pillow reads, with what Pillow leaves out of 16 bits."""
+    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        _check_size(image.width, image.height, how)
+        if loses_channels(image):
+            raise ValueError("a TIFF file of several channels, which --data=Table reads as an array")
+        if _is_deep_odd_tiff(image):
+            raise ValueError("a 16-bit TIFF file of separate color planes or inverted gray, which is not read")
+        if (values := _wide_ppm(image, data)) is not None:
+            return _to_mode(Image.fromarray(_scaled(values, how.value_range)), how)
+        if shrink:
+            image.draft(None, (shrink, shrink))
+        lower = _lower_bytes(image, data)
+        image.load()
+        if lower is not None:
+            _scale_16_bits(image, lower, how.value_range)
+            image.info.pop("icc_profile", None)  # the scaled values are no colors of the profile
+        return _to_mode(_upright(image), how)
+
+
+def _of_dicom(data: bytes, how: Decoding) -> Image.Image:
     """Return a DICOM image: numbers scaled from the given range, or the file's window, or their own range."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about metadata
-        try:
-            height, width = dicom_header(data)[1]
-            _check_size(width, height, how)
-            read = read_dicom(data)
-            if read.values.ndim == 3:
-                return Image.fromarray(read.values).convert(how.mode)
-            eight = _scaled(read.values, how.value_range or read.window)
-            return Image.fromarray(255 - eight if read.inverted else eight).convert(how.mode)
-        except Exception as error:  # pydicom can raise anything for a broken file
-            raise ImageError(name, one_line(error)) from None
+    height, width = dicom_header(data)[1]
+    _check_size(width, height, how)
+    read = read_dicom(data)
+    if read.values.ndim == 3:
+        return Image.fromarray(read.values).convert(how.mode)
+    eight = _scaled(read.values, how.value_range or read.window)
+    return Image.fromarray(255 - eight if read.inverted else eight).convert(how.mode)
 
 
 def draft_scale(size: tuple[int, int], shrink: int) -> int:
