@@ -75,10 +75,10 @@ class Table(Listed):
         **photos: Unpack[TableArgs],
     ) -> None:
         names = [targets] if isinstance(targets, str) else targets
-        first, *others = self.path_columns = [path_column] if isinstance(path_column, str) else list(path_column)
+        first, *others = paths = self.path_columns = [path_column] if isinstance(path_column, str) else [*path_column]
         columns = {
-            "path": first, "split": split_column, "fold": fold_column, "group": group_column,
-            "weight": weight_column, "time": time_column, **{f"path {name}": name for name in others},
+            "split": split_column, "fold": fold_column, "group": group_column, "weight": weight_column,
+            "time": time_column,
         }  # fmt: skip
         self.folder = Path(path)
         self.store: Store = Folder(self.folder.parent)
@@ -89,12 +89,14 @@ class Table(Listed):
             table, self.store, notes = rows_of(path, first, split_column)
         else:
             self.folder = self.folder.parent
-            required = [*self.path_columns, *names]
-            asis = [*self.path_columns, *filter(None, (split_column, fold_column))]
-            columns_read = [*names, *filter(None, columns.values())]
+            required = [*paths, *names]
+            asis = [*paths, *filter(None, (split_column, fold_column))]
+            columns_read = [*required, *filter(None, columns.values())]
             groups = [group_column] if group_column else []
             table = read_table(path, columns_read, required, text=asis, classes=names, groups=groups)
-        rows = self.table = Rows(path, table, names, columns, target_type, label_separator, missing, trained_targets())
+        rows = self.table = Rows(
+            path, table, names, columns, target_type, label_separator, missing, trained_targets(), paths
+        )
         arrays = bool(others) or (isinstance(self.store, Folder) and is_array(self.folder / rows.paths[0]))
         if arrays:
             shape = self._array(0, Decoding()).shape

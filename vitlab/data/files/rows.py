@@ -25,8 +25,8 @@ class Rows:
         file: Name of the table, for messages.
         table: The rows.
         targets: Columns to predict.
-        columns: Column of each of path, split, fold, group, weight and time; all but path are optional under their
-            default names. A target column is none of them.
+        columns: Column of each of split, fold, group, weight and time, which may be missing under its default name. A
+            target column is none of them.
         kind: Kind of the targets, or a list with class or number for each column. None infers multilabel from lists and
             from several columns of 0 and 1, number from floats and other columns of numbers among several, and class
             otherwise. Several columns with classes among them are of the kind mixed.
@@ -34,6 +34,7 @@ class Rows:
         missing: What happens to empty targets: they are refused; drop leaves their rows out; mask leaves them out of
             loss and metrics, for several numbers or classes, and drops rows without any.
         trained: Facts about the targets of the run that the table is measured with; they decide what values leave open.
+        paths: Columns of paths, of which the first names the row.
 
     >>> import pandas as pd
     >>> rows = Rows("a.csv", pd.DataFrame({"path": ["1", "2"], "cat": [0, 1], "dog": [1, 1]}), ["cat", "dog"], {})
@@ -51,12 +52,12 @@ class Rows:
         separator: str = ";",
         missing: Missing = "refuse",
         trained: Mapping[str, Any] | None = None,
+        paths: Sequence[str] = ("path",),
     ) -> None:
         check_word("data.missing", missing, get_args(Missing))
         self.file, self.targets, self.missing, self.trained = file, list(targets), missing, trained
-        self.columns = {"path": "path", **columns}
-        self.columns = {k: name for k, name in self.columns.items() if k == "path" or name not in targets}
-        self._check(table, separator)
+        self.columns = {"path": paths[0]} | {part: name for part, name in columns.items() if name not in targets}
+        self._check(table, paths, separator)
         self.notes: list[str] = []
         self.frame = table = table if missing == "refuse" else self._without_empty(table)
         cells = [table[name] for name in targets]
@@ -64,8 +65,8 @@ class Rows:
         several = len(cells) > 1 and "class" in self.kinds
         self.kind: Kind | Literal["mixed"] = "mixed" if several else self.kinds[0]
         self.classes: list[list[str]] = [[] for _ in cells]  # of each column, if mixed; empty for numbers
-        for part in self.columns.keys() - {"fold", "time"}:
-            self._refuse_empty(self._column(part))
+        for column in (*(table[name] for name in paths), *map(self._column, ("split", "group", "weight"))):
+            self._refuse_empty(column)
         self.paths, self.splits, self.groups = self._words("path") or [], self._words("split"), self._words("group")
         self.names: list[str] = []  # of the labels, or the class of each row
         self._read(cells, separator)
@@ -127,13 +128,14 @@ class Rows:
             values = values.groupby(np.array(self.groups)).transform("max")
         return np.unique(values.to_numpy(), return_inverse=True)[1].astype(np.int64)
 
-    def _check(self, table: "pd.DataFrame", separator: str) -> None:
+    def _check(self, table: "pd.DataFrame", paths: Sequence[str], separator: str) -> None:
         """Refuse a table without rows, or without a column that was named; default names of parts may be missing."""
-        parts = {name: part for part, name in self.columns.items() if part == "path" or name not in (part, None)}
+        parts = {name: part for part, name in self.columns.items() if name not in (part, None)}
+        parts = dict.fromkeys(paths, "path") | parts
         known = ", ".join(map(str, table))
         for name in (*parts, *self.targets):
             if name not in table:
-                part = (parts.get(name) or "").split(" ")[0]  # "path later": a further column of images
+                part = parts.get(name)
                 way = f": name that of the {part} by --data.{part}_column" if part else ""
                 way = ": columns stand apart by commas, those of a .tsv file by tabs" if table.shape[1] == 1 else way
                 raise ValueError(f"{self.file} must have the column {name}; there are {known}{way}")
