@@ -6,7 +6,6 @@ from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from vitlab.data.arguments import TableArgs
@@ -17,7 +16,6 @@ from vitlab.data.files.splits import Indices, SplitName, by_time
 from vitlab.data.loading.transforms import Size
 from vitlab.data.photos import Photos, parts_among
 from vitlab.data.record import RUN, check_target_names, trained_targets
-from vitlab.data.resume import check_uncut
 from vitlab.tables import counted
 
 
@@ -174,9 +172,6 @@ class Listed(Photos):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the training run, the scale and the classes of its targets among it."""
-        is_fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
-        if is_fitting and self.arrays and not state_dict.get("whole_arrays"):
-            check_uncut(self.pipeline.native_size, self.img_size)
         super().load_state_dict(state_dict)
         self._adopt_targets(state_dict.get("targets", {}))
 

@@ -1,6 +1,6 @@
 """What a resumed run must share with its beginning: the state of its data in a checkpoint, and what is compared."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch.trainer.states import TrainerFn
@@ -37,8 +37,13 @@ def _at(data: Any) -> dict[str, Any]:
 def check_same_training(data: Any, state: Mapping[str, Any]) -> None:
     """Refuse to resume a run on other training or validation images, or an epoch in another order of the images.
 
-    Checkpoints of an earlier vitlab know the training images alone.
+    Checkpoints of an earlier vitlab know the training images alone. It cut arrays that are larger than the input.
     """
+    (height, width), (h, w) = data.pipeline.native_size or (0, 0), data.img_size
+    if data.arrays and not state.get("whole_arrays") and (height > h or width > w):
+        raise ValueError(
+            f"the run was trained on crops of arrays of {height}x{width}, which are now seen whole: start a new run"
+        )
     now = _hashes(data.splits)
     changed = {key for key in now.keys() & state.keys() if now[key] != state[key]}
     if "split_hash" in changed:
@@ -64,15 +69,6 @@ def check_same_training(data: Any, state: Mapping[str, Any]) -> None:
         raise ValueError(
             f"the checkpoint is from the middle of an epoch on {state['world']} processes, now {world}, which divide "
             f"the photos of `data.native_patch` otherwise: resume it on {state['world']}"
-        )
-
-
-def check_uncut(native_size: Sequence[int] | None, img_size: Sequence[int]) -> None:
-    """Refuse to resume a run on arrays that it saw cut as photos, as an earlier vitlab did with larger ones."""
-    if native_size and any(a > b for a, b in zip(native_size, img_size, strict=True)):
-        h, w = native_size
-        raise ValueError(
-            f"the run was trained on crops of arrays of {h}x{w}, which are now seen whole: start a new run"
         )
 
 
