@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from tests.ablation.made_up import built
 from vitlab.ablation.evidence import bundle
 from vitlab.ablation.execution import probe, resolve, status
-from vitlab.ablation.execution.cells import running_text
+from vitlab.ablation.execution.progress import running_text
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report import write
 from vitlab.errors import UsageError

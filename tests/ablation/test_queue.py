@@ -11,12 +11,12 @@ from tests.ablation.made_up import built
 from vitlab.ablation.evidence import chain
 from vitlab.ablation.evidence.protocol import stored_versions
 from vitlab.ablation.execution import probe, worker
-from vitlab.ablation.execution.cells import Cell, begun
+from vitlab.ablation.execution.cells import Cell
 from vitlab.ablation.execution.commands import Stage
 from vitlab.ablation.execution.gpus import Slot
 from vitlab.ablation.execution.pool import Interrupts, Pool
 from vitlab.ablation.execution.process import Seat
-from vitlab.ablation.execution.progress import Progress
+from vitlab.ablation.execution.progress import Progress, begun
 from vitlab.ablation.execution.worker import CODE, CellOutcome, _failed
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.errors import UsageError

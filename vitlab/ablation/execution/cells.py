@@ -1,10 +1,8 @@
 """Cells: one arm with one seed, and their state, read from files."""
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,8 +27,6 @@ from vitlab.runs.records import read_json
 if TYPE_CHECKING:
     import pandas as pd  # which `status` does not import
 
-FEW = 100  # cells whose files are looked at one after another, and each time
-AT_ONCE = 16  # cells of more that are looked at at once
 TRY = "tune"  # the level of an arm that names a candidate of the tuning
 State = Literal["done", "running", "failed", "diverged", "missing", "stale", "damaged"]
 Say = Callable[[str], None]  # prints a line about cells
@@ -344,41 +340,6 @@ class Cell:
         return None
 
 
-def state_text(cell: Cell, state: str) -> str:
-    """Return who trains a cell and how far, why it has failed, or that its process is gone; empty if all is said."""
-    if state == "running":
-        return running_text(cell)
-    if state == "damaged":
-        return cell.damage()
-    if text := cell.failure_text():
-        return text
-    if state == "missing" and not cell.outlived() and (rows := cell.run.rows()):
-        return f"begun, {_epoch(cell, rows)}; the next run continues it"
-    return cell.outlived()
-
-
-def running_text(cell: Cell) -> str:
-    """Return which process trains a cell, for how long, and its progress."""
-    claim = lock.read(cell.claim) or {}
-    seconds = max(0.0, time.time() - claim.get("started", time.time()))
-    rows = cell.run.rows()
-    epochs = cell.resolved.epochs
-    where = f"host {claim.get('host', '?')}, pid {claim.get('pid', '?')}, {seconds:.0f} s"
-    if not rows:
-        return f"{where}, starting"
-    epoch, left = rows[-1]["epoch"] + 1, ""
-    if epochs >= epoch and cell.run.metrics.stat().st_mtime > claim.get("started", math.inf):  # a row is of this claim
-        mine = [row for row in rows if row.get("attempt") == rows[-1].get("attempt")]
-        begun = len({row["epoch"] for row in mine})
-        known = next((row["seconds_left"] for row in reversed(mine) if "seconds_left" in row), None)
-        left = f", about {seconds * (epochs - epoch) / begun if known is None else known:.0f} s left"
-    return f"{where}, step {rows[-1]['step']}, {_epoch(cell, rows)}{left}"
-
-
-def _epoch(cell: Cell, rows: list[dict[str, Any]]) -> str:
-    return f"epoch {rows[-1]['epoch'] + 1}" + (f"/{cell.resolved.epochs}" if cell.resolved.epochs else "")
-
-
 def table_of(run: RunDir, name: str) -> "pd.DataFrame | None":
     """Return the table of an analysis of a run; None if there is none of its present weights."""
     path = run.path / "analysis" / f"{name}.csv"
@@ -400,24 +361,6 @@ def metrics_of(run: RunDir, names: tuple[str, ...]) -> dict[str, float]:
         if metrics and (table := table_of(run, name)) is not None:
             found |= {f"{name}/{metric}": value for metric, value in metrics(table).items()}
     return found
-
-
-def begun(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells of whose arm and seed there is a file; each arm's folder is listed once, and no file is read."""
-    folders = {cell.arm.name: cell.run.path.parent for cell in {cell.arm.name: cell for cell in cells}.values()}
-    seeds: dict[str, set[str]] = {}
-    for arm, folder in folders.items():
-        with suppress(FileNotFoundError):
-            seeds[arm] = {name.partition("-")[0] for name in os.listdir(folder)}
-    return [cell for cell in cells if f"s{cell.seed}" in seeds.get(cell.arm.name, ())]
-
-
-def for_each(look: Callable[[Cell], Any], cells: Sequence[Cell]) -> list[Any]:
-    """Call a function for each cell and return what it returns; for many cells in threads, as files are waited for."""
-    if len(cells) <= FEW:
-        return [look(cell) for cell in cells]
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        return list(threads.map(look, cells))
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from types import FrameType, TracebackType
 from typing import Literal
 
 from vitlab.ablation.evidence import chain
-from vitlab.ablation.execution.cells import Cell, Say, begun, for_each
+from vitlab.ablation.execution.cells import Cell, Say
 from vitlab.ablation.execution.gpus import slot
 from vitlab.ablation.execution.process import Seat
-from vitlab.ablation.execution.progress import Board, Progress
+from vitlab.ablation.execution.progress import Board, Progress, begun, for_each
 from vitlab.ablation.execution.worker import CODE, UNPLANNED, CellOutcome, process_cell
 from vitlab.errors import UsageError, what_failed
 from vitlab.runs import lock

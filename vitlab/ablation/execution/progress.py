@@ -1,20 +1,28 @@
 """The progress of a running ablation: a live table on a terminal, plain lines elsewhere."""
 
+import math
+import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from vitlab.ablation.execution.cells import FEW, Cell, Say, State, begun, for_each, running_text
+from vitlab.ablation.execution.cells import Cell, Say, State
 from vitlab.errors import what_failed
 from vitlab.runs import lock
 from vitlab.tables import in_short
 
+FEW = 100  # cells whose files are looked at one after another, and each time
+AT_ONCE = 16  # cells of more that are looked at at once
 SHOWN: tuple[State, ...] = ("done", "running", "failed", "diverged", "missing")
 
 
@@ -109,6 +117,47 @@ def _seen(cell: Cell) -> tuple[State, float | None]:
     if state == "done":  # its analyses are missing
         state = "failed" if cell.failure() else "running" if lock.is_alive(cell.claim) else "missing"
     return "missing" if state == "stale" else state, None
+
+
+def begun(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells of whose arm and seed there is a file; each arm's folder is listed once, and no file is read."""
+    folders = {cell.arm.name: cell.run.path.parent for cell in {cell.arm.name: cell for cell in cells}.values()}
+    seeds: dict[str, set[str]] = {}
+    for arm, folder in folders.items():
+        with suppress(FileNotFoundError):
+            seeds[arm] = {name.partition("-")[0] for name in os.listdir(folder)}
+    return [cell for cell in cells if f"s{cell.seed}" in seeds.get(cell.arm.name, ())]
+
+
+def for_each(look: Callable[[Cell], Any], cells: Sequence[Cell]) -> list[Any]:
+    """Call a function for each cell and return what it returns; for many cells in threads, as files are waited for."""
+    if len(cells) <= FEW:
+        return [look(cell) for cell in cells]
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        return list(threads.map(look, cells))
+
+
+def running_text(cell: Cell) -> str:
+    """Return which process trains a cell, for how long, and its progress."""
+    claim = lock.read(cell.claim) or {}
+    seconds = max(0.0, time.time() - claim.get("started", time.time()))
+    rows = cell.run.rows()
+    epochs = cell.resolved.epochs
+    where = f"host {claim.get('host', '?')}, pid {claim.get('pid', '?')}, {seconds:.0f} s"
+    if not rows:
+        return f"{where}, starting"
+    epoch, left = rows[-1]["epoch"] + 1, ""
+    if epochs >= epoch and cell.run.metrics.stat().st_mtime > claim.get("started", math.inf):  # a row is of this claim
+        mine = [row for row in rows if row.get("attempt") == rows[-1].get("attempt")]
+        count = len({row["epoch"] for row in mine})
+        known = next((row["seconds_left"] for row in reversed(mine) if "seconds_left" in row), None)
+        left = f", about {seconds * (epochs - epoch) / count if known is None else known:.0f} s left"
+    return f"{where}, step {rows[-1]['step']}, {epoch_text(cell, rows)}{left}"
+
+
+def epoch_text(cell: Cell, rows: list[dict[str, Any]]) -> str:
+    """Return the epoch of the last row that a cell logged, and of how many, if that is known."""
+    return f"epoch {rows[-1]['epoch'] + 1}" + (f"/{cell.resolved.epochs}" if cell.resolved.epochs else "")
 
 
 class Board:

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vitlab.ablation.execution.cells import Cell, Resolved, State, cells_of, identity_parts, state_text
+from vitlab.ablation.execution.cells import Cell, Resolved, State, cells_of, identity_parts
 from vitlab.ablation.execution.identity import code_digest, versions_in_use
+from vitlab.ablation.execution.progress import epoch_text, running_text
 from vitlab.ablation.execution.tuning import Tuning
 from vitlab.ablation.file.spec import Ablation
 from vitlab.runs.directory import RunDir
@@ -60,7 +61,7 @@ def status_of(tuning: Tuning) -> Status:
         if facts := known.get(arm.name):
             cells = [Cell(ablation, facts, seed) for seed in ablation.seeds]
             states = [cell.state() for cell in cells]
-            found = [(state, state_text(cell, state)) for cell, state in zip(cells, states, strict=True)]
+            found = [(state, _state_text(cell, state)) for cell, state in zip(cells, states, strict=True)]
             waiting += sum(s == "done" and not cell.is_finished() for cell, s in zip(cells, states, strict=True))
         counts = Counter(state for state, _ in found)
         total += counts
@@ -73,6 +74,19 @@ def status_of(tuning: Tuning) -> Status:
     return Status(rows, [*lines, f"{'all':<{width}}  {'; '.join(words)}"])
 
 
+def _state_text(cell: Cell, state: str) -> str:
+    """Return who trains a cell and how far, why it has failed, or that its process is gone; empty if all is said."""
+    if state == "running":
+        return running_text(cell)
+    if state == "damaged":
+        return cell.damage()
+    if text := cell.failure_text():
+        return text
+    if state == "missing" and not cell.outlived() and (rows := cell.run.rows()):
+        return f"begun, {epoch_text(cell, rows)}; the next run continues it"
+    return cell.outlived()
+
+
 def _tuning_lines(tuning: Tuning) -> list[str]:
     """Return how many candidates are over, what others do, arms given up, and choices at a border."""
     ablation, tune = tuning.ablation, tuning.ablation.tune
@@ -80,7 +94,7 @@ def _tuning_lines(tuning: Tuning) -> list[str]:
         return []
     over, stopped = sum(t.is_over for t in tuning.trials), sum(t.stopped > 0 for t in tuning.trials)
     early = f", {stopped} of them stopped early" if stopped else ""
-    texts = {cell.name: state_text(cell, cell.state()) for cell in tuning.due if not cell.is_waiting()}
+    texts = {cell.name: _state_text(cell, cell.state()) for cell in tuning.due if not cell.is_waiting()}
     words = [f"{over} of {len(ablation.arms) * tune.budget} candidates are over{early}"]
     words += [f"{name}: {text}" for name, text in texts.items() if text]
     words += [f"{arm} is given up: {why}" for arm, why in tuning.given_up.items()]
