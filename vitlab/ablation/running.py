@@ -85,9 +85,9 @@ def run_locally(ablation: Ablation, asked: RunOptions, say: Say | None) -> tuple
         tuning = Tuning(ablation, arms)
         for name, why in tuning.given_up.items():
             tell(f"given up {name}: {why}; it is not measured")
-        if asked.tune_only:
+        cells = [] if asked.tune_only else tuning.cells
+        if not cells:
             return [*tuning.given_up], 0
-        cells = tuning.cells
         pool = pool_of(cells)
         pool.run_all()
     failed = [cell.name for cell in cells if cell.failure() or cell.name in pool.failed]

@@ -51,7 +51,7 @@ class Pool:
     """The workers of one call of ``vitlab ablate run``.
 
     Args:
-        cells: The cells, in order.
+        cells: The cells, in order; at least one.
         workers: Number of cells at a time.
         say: Prints a line; None prints nothing.
         interrupts: Counts signals.
@@ -69,8 +69,8 @@ class Pool:
         self._broken: Exception | None = None
         self._is_outdated = False  # the code is no longer that of the plan, and all cells would fail
         self._mutex = threading.Lock()
-        self._per_gpu = cells[0].ablation.run.per_gpu if cells else 1
-        self._news = chain.Reader(cells[0].ablation.directory) if cells else None
+        self._ablation = cells[0].ablation
+        self._news = chain.Reader(self._ablation.directory)
         self._through = set(self.progress.values)  # names of finished cells, which are not looked at again
         self._seen: dict[str, float] = {}  # of a cell that another worker has, or that failed, when that was seen
         self._stretch = 1  # cells among which the search for the next begins
@@ -98,8 +98,9 @@ class Pool:
             self._broken = self._broken or error
 
     def _work(self) -> None:
+        per_gpu = self._ablation.run.per_gpu
         while not self.interrupts.count and not self._is_outdated and not (self.fail_fast and self.failed):
-            with slot(self.workers, self._per_gpu, lambda: self.interrupts.count > 0 or self._all_over()) as place:
+            with slot(self.workers, per_gpu, lambda: self.interrupts.count > 0 or self._all_over()) as place:
                 taken = self._take() if place else None
                 if taken is None or place is None:
                     return
@@ -159,8 +160,9 @@ class Pool:
         return claim
 
     def _read_news(self) -> None:
-        for record in self._news.new() if self._news else ():
-            if record.get("kind") == ("analyses" if self.cells[0].ablation.analyses else "cell"):
+        last = "analyses" if self._ablation.analyses else "cell"  # the record of a finished cell
+        for record in self._news.new():
+            if record.get("kind") == last:
                 self._through.add(str(record.get("cell")))
 
     def _all_over(self) -> bool:

@@ -30,12 +30,12 @@ class Progress:
     """The progress of the cells.
 
     Args:
-        cells: All cells.
+        cells: All cells; at least one.
         workers: Number of cells that run at a time.
     """
 
     def __init__(self, cells: list[Cell], workers: int) -> None:
-        self.cells, self.workers = cells, workers
+        self.cells, self.workers, self._ablation = cells, workers, cells[0].ablation
         self.seconds: list[float] = []  # duration of each cell that this command finished
         self.values: dict[str, float] = {}  # name of a finished cell: primary metric
         self._states: dict[str, State] = {}
@@ -70,7 +70,7 @@ class Progress:
     def best(self) -> tuple[str, float] | None:
         """Return name and value of the best cell so far."""
         known = {name: value for name, value in self.values.items() if value == value}
-        return max(known.items(), key=lambda item: self.cells[0].ablation.sign * item[1]) if known else None
+        return max(known.items(), key=lambda item: self._ablation.sign * item[1]) if known else None
 
     def line(self, states: dict[str, State]) -> str:
         """Return the numbers of done and failed cells, the time left, and the best cell so far."""
@@ -90,7 +90,7 @@ class Progress:
         states = self.update()
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("arm")
-        for name in (*SHOWN, f"mean {self.cells[0].ablation.primary}" if self.cells else "mean"):
+        for name in (*SHOWN, f"mean {self._ablation.primary}"):
             table.add_column(name, justify="right")
         for arm in dict.fromkeys(cell.arm.name for cell in self.cells):
             mine = [cell.name for cell in self.cells if cell.arm.name == arm]
@@ -173,7 +173,7 @@ class Board:
         self.live: Live | None = None
 
     def __enter__(self) -> "Board":
-        if self._say and sys.stdout.isatty() and self.progress.cells:
+        if self._say and sys.stdout.isatty():
             self.live = Live(get_renderable=self.progress.table, refresh_per_second=0.5, console=Console())
             self.live.start()
         return self
