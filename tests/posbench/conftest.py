@@ -12,13 +12,12 @@ from vitlab.position_bench.running import CellRunner
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory):
-    folder, rng = tmp_path_factory.mktemp("cells"), np.random.default_rng(0)
-    arrays = {}
+    data, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
     for name, count in (("train", 60), ("test", 20)):
-        arrays[f"{name}_images"] = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
-        arrays[f"{name}_labels"] = np.arange(count) % 10
-    np.savez(folder / "photos.npz", root=str(folder.resolve()), **arrays)
-    bench = Bench(folder, folder, tiny(), say=lambda line: None)
+        for i, pixels in enumerate(rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)):
+            (data / name / str(i % 10)).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(data / name / str(i % 10) / f"{i:02}.png")
+    bench = Bench(tmp_path_factory.mktemp("cells"), data, tiny(), say=lambda line: None)
     for method in ("none", "learned", {"class_path": f"{HERE}.Square"}):
         CellRunner(bench, method).run()
     CellRunner(bench, {"class_path": f"{HERE}.Alias"}, "alias").run()

@@ -107,8 +107,6 @@ def test_invented_predictions_fit_their_scores_and_retraining_exposes_them(small
     assert submission.problems_of(bench, "none", answers) == []
     bench.pictures = small.pictures
     bench.data = small.data
-    (tmp_path / "none" / "again").mkdir()
-    shutil.copyfile(small.folder / "photos.npz", tmp_path / "none" / "again" / "photos.npz")
     assert "trained again" in submission.retrain(bench, "none", "none")[0]
 
 
@@ -230,8 +228,6 @@ def test_a_method_is_compared_with_what_is_published_under_a_protocol_of_ones_ow
     protocol, cells, evidence = tmp_path / "mine.yaml", tmp_path / "cells", tmp_path / "mine" / "evidence"
     protocol.write_text(yaml.safe_dump({"base": "protocol", **tiny()}))
     shutil.copytree(small.folder, evidence)
-    cells.mkdir()
-    shutil.copyfile(small.folder / "photos.npz", cells / "photos.npz")
     shutil.copytree(small.folder / "alias", cells / f"{HERE}.Alias")
     compare = partial(benches.posbench, Alias, data=small.data, folder=cells, protocol=str(protocol))
     torch.set_num_threads(2)

@@ -2,10 +2,7 @@
 
 import hashlib
 import pickle
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import cache
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -75,7 +72,7 @@ class Pictures:
     Args:
         protocol: What is registered.
         data: Folder of the photos.
-        keep: Folder to keep decoded photos in.
+        keep: Folder to keep the decoded photos of a folder in.
     """
 
     def __init__(self, protocol: Mapping[str, Any], data: Path | None, keep: Path) -> None:
@@ -107,10 +104,11 @@ class Pictures:
         trainings = self.protocol["trainings"]
         sizes = {"train": trainings["photos"]["images"], "few": trainings["few"]["images"]}
         sizes |= {"test": self.protocol["test"]["photos"], "val": self.protocol["validation"]}
-        if not of_folder:
-            return photos(self.data, sizes, self.keep / "photos.npz", self._check_digests)
-        side, classes = self.protocol["network"]["img_size"], classes_of_photos(self.protocol)
-        found = folder_photos(self.data, sizes, side, self.keep, classes)
+        if of_folder:
+            side, classes = self.protocol["network"]["img_size"], classes_of_photos(self.protocol)
+            found = folder_photos(self.data, sizes, side, self.keep, classes)
+        else:
+            found = photos(self.data, sizes)
         self._check_digests(found)
         return found
 
@@ -166,43 +164,32 @@ def _start(rng: np.random.Generator, step: int) -> int:
     return int(rng.integers(max(0, -step), CELLS - max(0, step)))
 
 
-def photos(
-    root: Path,
-    sizes: Mapping[str, int],
-    keep: Path | None = None,
-    check: Callable[[Mapping[str, Split]], None] = lambda splits: None,
-) -> dict[str, Split]:
+def photos(root: Path, sizes: Mapping[str, int]) -> dict[str, Split]:
     """Return ``train``, ``val``, ``test`` and ``few``: CIFAR-10, Krizhevsky 2009, classes in turn.
 
     Args:
         root: Folder that holds ``cifar-10-batches-py``, as torchvision leaves it, or ``train/CLASS/*.png`` and
             ``test/CLASS/*.png`` with the original file names.
         sizes: Number of images of each split.
-        keep: File to keep the decoded images in, for the next call with this folder.
-        check: Raises an error if the splits are not the wanted ones; then nothing is kept.
 
     Raises:
-        UsageError: The folder holds neither, or other photos, or damaged files.
+        UsageError: The folder holds neither, or damaged files.
     """
-    place = str(root.resolve())
-    found: dict[str, Any] = {}
-    if keep is not None and keep.is_file():
-        with suppress(ValueError, EOFError, OSError, zipfile.BadZipFile):  # a damaged file is decoded anew
-            found = dict(np.load(keep))
-    if is_new := str(found.get("root")) != place:
-        decoded = _decoded(root)
-        found = {f"{name}_{what}": value for name, pair in decoded.items() for what, value in pair.items()}
-    images = {
-        name: as_floats(torch.from_numpy(found[f"{name}_images"]).permute(0, 3, 1, 2)) for name in ("train", "test")
-    }
-    train = Split(images["train"].contiguous(), torch.from_numpy(found["train_labels"]))
-    test = Split(images["test"].contiguous(), torch.from_numpy(found["test_labels"]))
-    splits = _divided(train, test, sizes)
-    check(splits)
-    if is_new and keep is not None:
-        with atomic_write(keep) as beside:
-            np.savez(beside, root=np.array(place), **found)
-    return splits
+    if (root / "train").is_dir() and (root / "test").is_dir():
+        train, test = (_of_folder(root / name) for name in ("train", "test"))
+    elif (folder := root / "cifar-10-batches-py").is_dir():
+        train, test = (_of_batches(folder, files) for files in ("data_batch_[1-5]", "test_batch"))
+    else:
+        raise UsageError(
+            f"{root} holds no CIFAR-10: neither `cifar-10-batches-py` nor `train` and `test`; "
+            "`python -c \"import torchvision; torchvision.datasets.CIFAR10('DIR', download=True)\"`, then `--data DIR`"
+        )
+    return _divided(train, test, sizes)
+
+
+def _split_of(images: NDArray[np.uint8], labels: Sequence[int]) -> Split:
+    """Return ``(N, H, W, 3)`` bytes and their classes as images of a training."""
+    return Split(as_floats(torch.from_numpy(images).permute(0, 3, 1, 2)).contiguous(), torch.tensor(labels))
 
 
 def as_floats(images: Tensor) -> Tensor:
@@ -304,19 +291,8 @@ def _middle(image: Any, side: int) -> Any:
     return resized.crop((left, top, left + side, top + side))
 
 
-def _decoded(root: Path) -> dict[str, dict[str, NDArray[Any]]]:
-    """Return uint8 images and labels of both splits: of each class the first by file name, classes in turn."""
-    if (root / "train").is_dir() and (root / "test").is_dir():
-        return {name: _of_folder(root / name) for name in ("train", "test")}
-    if (root / "cifar-10-batches-py").is_dir():
-        return {name: _of_batches(root / "cifar-10-batches-py", name) for name in ("train", "test")}
-    raise UsageError(
-        f"{root} holds no CIFAR-10: neither `cifar-10-batches-py` nor `train` and `test`; "
-        "`python -c \"import torchvision; torchvision.datasets.CIFAR10('DIR', download=True)\"`, then `--data DIR`"
-    )
-
-
-def _of_folder(folder: Path) -> dict[str, NDArray[Any]]:
+def _of_folder(folder: Path) -> Split:
+    """Return the photos of a split: of each class the first by file name, classes in turn."""
     by_class = [sorted(path.glob("*.png"))[:A_CLASS] for path in _shown(folder) if path.is_dir()]
     counts = [len(files) for files in by_class] or [0]
     if not 0 < min(counts) == max(counts):
@@ -327,11 +303,11 @@ def _of_folder(folder: Path) -> dict[str, NDArray[Any]]:
         if images[-1].shape[:2] != (SIDE, SIDE):
             height, width = images[-1].shape[:2]
             raise UsageError(f"{file} must have {SIDE} x {SIDE} pixels, got {width} x {height}: {_OWN_PHOTOS}")
-    return {"images": np.stack(images), "labels": np.array([label for _, label in chosen])}
+    return _split_of(np.stack(images), [label for _, label in chosen])
 
 
-@cache
-def _of_batches(folder: Path, name: str) -> dict[str, NDArray[Any]]:
+def _of_batches(folder: Path, files: str) -> Split:
+    """Return the photos of published files: of each class the first by file name, classes in turn."""
     from torchvision.datasets import CIFAR10
 
     try:
@@ -339,7 +315,7 @@ def _of_batches(folder: Path, name: str) -> dict[str, NDArray[Any]]:
     except RuntimeError:
         raise UsageError(f"{folder} lacks files of CIFAR-10 or holds damaged ones: download it again") from None
     images, labels, names = [], [], []
-    for path in sorted(folder.glob("data_batch_[1-5]" if name == "train" else "test_batch")):
+    for path in sorted(folder.glob(files)):
         batch = pickle.loads(path.read_bytes(), encoding="bytes")
         images.append(batch[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         labels += batch[b"labels"]
@@ -347,4 +323,4 @@ def _of_batches(folder: Path, name: str) -> dict[str, NDArray[Any]]:
     every = np.concatenate(images)
     order = sorted(range(len(names)), key=lambda i: names[i])
     chosen = [i for i, _ in _in_turn([[i for i in order if labels[i] == k][:A_CLASS] for k in range(10)])]
-    return {"images": every[chosen], "labels": np.array(labels)[chosen]}
+    return _split_of(every[chosen], [labels[i] for i in chosen])
