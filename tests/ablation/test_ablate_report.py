@@ -22,7 +22,7 @@ from tests.ablation.made_up import give, lose, of_runs, without_numbers
 from vitlab.ablation.evidence.verify import verify_evidence
 from vitlab.ablation.execution.cells import Resolved, cells_of
 from vitlab.ablation.execution.status import foreign_cells_text
-from vitlab.ablation.execution.tuning import trials
+from vitlab.ablation.execution.tuning import Tuning
 from vitlab.ablation.file.settings import WandB
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference import analyses, images
@@ -629,7 +629,7 @@ def test_arms_that_are_not_built_or_not_tuned_have_cells_without_a_result(write_
     tune = {"model.depth": [1, 2, 3], "seeds": [100]}
     results = write_axes({"pos": ("none", "learned", "rope2d")}, name="tuned", tune=tune)
     known = [replace(arm, config={"model": {}, "data": {}}) for arm in results.resolved[:2]]
-    for trial in trials(results.ablation, known[:1]):
+    for trial in Tuning(results.ablation, known[:1]).trials:
         cell = trial.cells[0]
         cell.run.write("done.json", {"parts": cell.parts})
         cell.run.write("results.json", {"val": {"acc1": 0.5, "checkpoint": "last.ckpt"}})

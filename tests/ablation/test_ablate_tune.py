@@ -28,10 +28,8 @@ from vitlab.ablation.execution.tuning import (
     Trial,
     Tuning,
     _halved,
-    at_border,
     rungs,
     suggest,
-    trials,
     with_values,
 )
 from vitlab.ablation.file.settings import _candidates
@@ -66,6 +64,10 @@ def configs(lab, pattern):
     return {str(p.parent.parent.name): yaml.safe_load(p.read_text()) for p in sorted(paths)}
 
 
+def at_border(ablation, trial):
+    return ablation.tune.is_at_border("model.lr", trial.values["model.lr"])
+
+
 @pytest.mark.rare
 def test_every_arm_is_measured_with_its_best_candidate_which_other_seeds_chose(toy, lab):
     plan = toy().plan()
@@ -76,13 +78,13 @@ def test_every_arm_is_measured_with_its_best_candidate_which_other_seeds_chose(t
     ablation, arms = toy().ablation, toy()._known()
     found = Tuning(ablation, arms).chosen
     for arm in ("none", "learned"):
-        mine = [t for t in trials(ablation, arms) if t.arm == arm]
+        mine = [t for t in Tuning(ablation, arms).trials if t.arm == arm]
         assert found[arm].score() == max(t.score() for t in mine)
         assert configs(lab, f"{arm}/s*")[arm]["model"]["lr"] == found[arm].values["model.lr"]
     page = toy().report().files[1].read_text()
     part = page.split("## Tuning")[1].split("\n## ")[0]
     assert part.count("| chosen |") == 2 and "the same 4 candidates on the validation split, seeds 100" in part
-    assert ("at the border" in part) == any(at_border(ablation, trial.values) for trial in found.values())
+    assert ("at the border" in part) == any(at_border(ablation, trial) for trial in found.values())
     assert "tuning: 8 of 8 candidates are over" in str(toy().status())
     before = lab.counts()
     assert not toy().run().failed and lab.counts() == before
@@ -96,7 +98,7 @@ def test_tune_only_measures_nothing_and_says_which_choices_lie_at_the_border(toy
     ablation, arms = toy().ablation, toy()._known()
     found = Tuning(ablation, arms).chosen
     at = [f"{arm}: the best `model.lr`, {trial.values['model.lr']}, " for arm, trial in found.items()]
-    at = [text for text, trial in zip(at, found.values(), strict=True) if at_border(ablation, trial.values)]
+    at = [text for text, trial in zip(at, found.values(), strict=True) if at_border(ablation, trial)]
     lines = [line for line in str(toy().status()).split("\n") if line.startswith("tuning: ")]
     assert len(lines) == 1 + len(at) and all(f"tuning: {text}is at the border" in lines for text in at)
     before = lab.counts()
@@ -117,7 +119,7 @@ def test_candidates_that_were_trained_count_where_a_longer_list_moves_them_in_th
     def numbers():
         ablation = read_ablation("toy.yaml")
         arm = built({"model": {}, "data": {}}, ablation.arms[0])
-        tried = trials(ablation, [arm])
+        tried = Tuning(ablation, [arm]).trials
         places = {
             (*t.values.values(),): {c.name.split("/")[0].removeprefix("none-try") for c in t.cells} for t in tried
         }
@@ -152,7 +154,7 @@ def test_the_history_of_candidates_holds_the_configs_and_begins_none_anew(lab, m
     write(lab, {**SPACE, "seeds": [100]})
     ablation = read_ablation("toy.yaml")
     arm = built({"model": {}, "data": {}}, ablation.arms[0])
-    candidate = trials(ablation, [arm])[0].cells[0].ablation
+    candidate = Tuning(ablation, [arm]).trials[0].cells[0].ablation
     before = {"time": "2026-11-01", "texts": {"the file": ablation.file.path.read_text()}}  # without configs
     RunDir(candidate.directory / "history").write("0123456789.json", before)
     digest = record_version(candidate)
@@ -172,7 +174,7 @@ def test_one_measured_seed_more_does_not_tune_again_unasked(lab, monkeypatch):
 
     monkeypatch.setattr(Lab, "_refuse_evidence", lambda *words: None)
     before = opened(3)
-    trials(before.ablation, before._known())[1].cells[0].run.write("run.json", {})
+    Tuning(before.ablation, before._known()).trials[1].cells[0].run.write("run.json", {})
     before._asked(1, [], False, False, False)
     with pytest.raises(
         UsageError, match=r"line \d+: .* is \[103\] now, .* candidates of \[102\]: `seeds: \[102\]` keeps"
@@ -184,7 +186,7 @@ def test_one_measured_seed_more_does_not_tune_again_unasked(lab, monkeypatch):
     opened(4, seeds=[102])._asked(1, [], False, False, False)
     opened(4, code="another")._asked(1, [], False, False, False)  # candidates are trained again in any case
     after = opened(4, seeds=[103])
-    trials(after.ablation, after._known())[0].cells[0].run.write("run.json", {})
+    Tuning(after.ablation, after._known()).trials[0].cells[0].run.write("run.json", {})
     opened(4)._asked(1, [], False, False, False)  # tuned again
 
 
@@ -193,7 +195,7 @@ def test_retrying_forgets_failures_of_candidates_and_of_tuned_cells(lab, monkeyp
     write(lab, {**SPACE, "seeds": [100]})
     ablation = read_ablation("toy.yaml")
     arm = built({"model": {}, "data": {}}, ablation.arms[0])
-    cells = [trial.cells[0] for trial in trials(ablation, [arm])]
+    cells = [trial.cells[0] for trial in Tuning(ablation, [arm]).trials]
     failure = {"kind": "program", "stage": "fit", "last": "broke"}
     for cell, kind in zip(cells, ("program", "diverged", "program", "diverged"), strict=True):
         cell.fail({**failure, "kind": kind})
@@ -268,7 +270,7 @@ def test_killed_and_shared_tuning_ends_as_if_undisturbed_and_its_evidence_gives_
     measured = [line for line in lab.counts() if line.startswith("val") and "/tune/" in line]
     assert len(measured) == 2  # four candidates of each arm, two after one epoch, one after two
     for arm in ("none", "learned"):
-        mine = [t for t in trials(toy().ablation, toy()._known()) if t.arm == arm]
+        mine = [t for t in Tuning(toy().ablation, toy()._known()).trials if t.arm == arm]
         assert sorted(t.stopped for t in mine) == [0, 1, 1, 2]
         first = {t.stopped == 1: [u.score_at(1) for u in mine if (u.stopped == 1) == (t.stopped == 1)] for t in mine}
         assert max(first[True]) <= min(first[False])
@@ -307,7 +309,9 @@ def test_tpe_candidates_learn_from_earlier_ones_and_need_optuna_only_once(toy, l
     space = {"model.lr": {"low": "1e-4", "high": "1e-2", "log": True}, "model.sd": [0.01, 0.02]}
     write(lab, {**space, "search": "tpe", "budget": 5, "seeds": [100], "halving": 2})
     assert not toy().run().failed
-    found = {arm: [t for t in trials(toy().ablation, toy()._known()) if t.arm == arm] for arm in ("none", "learned")}
+    found = {
+        arm: [t for t in Tuning(toy().ablation, toy()._known()).trials if t.arm == arm] for arm in ("none", "learned")
+    }
     assert all(len({str(t.values) for t in mine}) == 5 for mine in found.values())
     assert [t.values for t in found["none"]][:2] == [t.values for t in found["learned"]][:2]  # at random, for all alike
     assert any(t.stopped for t in found["none"]) and found["none"][0].score() == found["none"][0].score()
@@ -351,16 +355,16 @@ def test_what_only_reads_files_suggests_no_candidate_and_needs_no_optuna(toy, la
     monkeypatch.setitem(sys.modules, "optuna", None)
     ablation = read_ablation("toy.yaml")
     arms = [built({"model": {}}, arm) for arm in ablation.arms]
-    assert trials(ablation, arms) == [] and "tuning: 0 of 4 candidates are over" in str(toy().status())
+    assert Tuning(ablation, arms).trials == [] and "tuning: 0 of 4 candidates are over" in str(toy().status())
     assert not lab.files("") and Tuning(ablation, []).given_up == {}
     with pytest.raises(UsageError, match=r"`tune\.search: tpe` needs Optuna: pip install 'vitlab\[tune\]'"):
         suggest(ablation, arms)
     monkeypatch.setattr(tuning, "_suggest", lambda tune, sign, past: {"model.lr": 0.001 * 2 ** len(past)})
     suggest(ablation, arms)
-    assert [trial.values for trial in trials(ablation, arms)] == [{"model.lr": 0.001}] * 2
+    assert [trial.values for trial in Tuning(ablation, arms).trials] == [{"model.lr": 0.001}] * 2
     monkeypatch.setattr(Cell, "state", lambda cell: "diverged")
     suggest(ablation, arms)
-    assert [trial.values["model.lr"] for trial in trials(ablation, arms)] == [0.001, 0.002] * 2
+    assert [trial.values["model.lr"] for trial in Tuning(ablation, arms).trials] == [0.001, 0.002] * 2
 
 
 def test_a_budget_below_the_grid_takes_the_same_part_for_every_arm(toy, lab):
@@ -481,7 +485,7 @@ def test_an_argument_of_a_part_that_is_a_word_is_tuned_and_one_of_what_has_none_
 
     def candidates(part):
         config = {"model": {"class_path": "Classifier", "init_args": {"pos_embed": part}}, "trainer": {}}
-        found = trials(toy().ablation, [Resolved(arm, config, {}, {}, (), 1.0, "")])
+        found = Tuning(toy().ablation, [Resolved(arm, config, {}, {}, (), 1.0, "")]).trials
         return [trial.cells[0].resolved for trial in found]
 
     made = candidates("learned")
@@ -497,13 +501,13 @@ def test_an_argument_of_a_part_that_is_a_word_is_tuned_and_one_of_what_has_none_
 
 def test_a_choice_at_the_border_is_reported_only_for_numbers(toy, lab):
     write(lab, {**SPACE, "model.opt": ["adamw", "sgd"], "seeds": [7]})
-    ablation = read_ablation("toy.yaml")
-    assert at_border(ablation, {"model.lr": 0.008, "model.opt": "sgd"}) == ["model.lr"]
-    assert at_border(ablation, {"model.lr": 0.002, "model.opt": "sgd"}) == []
+    tune = read_ablation("toy.yaml").tune
+    assert [tune.is_at_border("model.lr", x) for x in (0.001, 0.002, 0.008)] == [True, False, True]
+    assert not tune.is_at_border("model.opt", "sgd")
     write(lab, {"model.lr": {"low": 1e-4, "high": 1e-2, "log": True}, "budget": 9, "seeds": [7]})
-    ablation = read_ablation("toy.yaml")
-    assert [at_border(ablation, {"model.lr": x}) for x in (1.1e-4, 1e-3, 9e-3)] == [["model.lr"], [], ["model.lr"]]
-    tried = [c["model.lr"] for c in ablation.tune.candidates]
+    tune = read_ablation("toy.yaml").tune
+    assert [tune.is_at_border("model.lr", x) for x in (1.1e-4, 1e-3, 9e-3)] == [True, False, True]
+    tried = [c["model.lr"] for c in tune.candidates]
     assert len(set(tried)) == 9 and all(1e-4 <= x <= 1e-2 for x in tried) and sorted(tried)[4] < 3e-3
 
 

@@ -92,20 +92,6 @@ def _mean(values: list[Any]) -> float:
     return math.nan if any(value is None for value in values) else statistics.fmean(map(float, values))
 
 
-def trials(ablation: Ablation, resolved: Sequence[Resolved]) -> list[Trial]:
-    """Return all candidates of every arm known so far, with the epoch at which each waits or stops."""
-    tune = ablation.tune
-    if tune is None:
-        return []
-    if tune.search == "tpe":
-        return [trial for arm in resolved for trial in _searched(ablation, tune, arm)[0]]
-    inner, found = _inner(ablation, tune), []
-    for arm in resolved:
-        tried = _numbered(inner, arm, tune.candidates)
-        found += _halved(tried, rungs(ablation, arm), tune.halving or 1, ablation.sign)
-    return found
-
-
 def suggest(ablation: Ablation, resolved: Sequence[Resolved]) -> None:
     """Store the next candidate of every arm whose search has come to one: `run` does, and what only reads does not.
 
@@ -266,8 +252,17 @@ class Tuning:
 
     @cached_property
     def trials(self) -> list[Trial]:
-        """The candidates so far."""
-        return trials(self.ablation, self.arms)
+        """The candidates so far, each with the epoch at which it waits or stops."""
+        ablation, tune = self.ablation, self.ablation.tune
+        if tune is None:
+            return []
+        if tune.search == "tpe":
+            return [trial for arm in self.arms for trial in _searched(ablation, tune, arm)[0]]
+        inner, found = _inner(ablation, tune), []
+        for arm in self.arms:
+            tried = _numbered(inner, arm, tune.candidates)
+            found += _halved(tried, rungs(ablation, arm), tune.halving or 1, ablation.sign)
+        return found
 
     @property
     def candidates(self) -> list[Cell]:
@@ -342,23 +337,9 @@ class Tuning:
         return [
             f"{arm}: the best `{key}`, {trial.values[key]}, is at the border"
             for arm, trial in self.chosen.items()
-            for key in at_border(self.ablation, trial.values)
+            for key in trial.values
+            if self.ablation.tune and self.ablation.tune.is_at_border(key, trial.values[key])
         ]
-
-
-def at_border(ablation: Ablation, values: Mapping[str, Any]) -> list[str]:
-    """Return the keys whose chosen value is at the border of the search space."""
-    assert ablation.tune
-    found = []
-    for key, value in values.items():
-        space = ablation.tune.space[key]
-        if isinstance(space, Range):
-            found += [key] if space.is_border(value) else []
-            continue
-        numbers = [x for x in space if isinstance(x, int | float) and not isinstance(x, bool)]
-        if len(numbers) == len(space) and value in (min(numbers), max(numbers)):
-            found.append(key)
-    return found
 
 
 def with_values(ablation: Ablation, arm: Resolved, values: Mapping[str, Any]) -> Resolved:

@@ -106,18 +106,6 @@ class File:
         text = f"`{name}` must be one of {', '.join(map(str, words))}, got {got}"
         raise self.mistake(name.replace(".", "/"), text)
 
-    def number(self, name: str, default: Any, lowest: float, highest: float = math.inf, whole: bool = False) -> Any:
-        """Return the number at the dotted ``name``; refuse anything else but the default."""
-        value = as_number(self.value(name, default))
-        if value is default:
-            return default
-        kind = int if whole else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kind) or not lowest <= value <= min(highest, MOST):
-            what = "a whole number" if whole else "a number"
-            span = f"of at least {lowest:g}" if highest == math.inf else f"from {lowest:g} to {highest:g}"
-            raise self.mistake(name.replace(".", "/"), f"`{name}` must be {what} {span}, got {value!r}")
-        return value
-
     def texts(self, name: str, example: str) -> tuple[str, ...]:
         """Return the strings at the dotted ``name``, a list or a single one; refuse anything else."""
         value = self.value(name)
@@ -139,8 +127,15 @@ def number(default: Any, lowest: float, highest: float = math.inf, whole: bool =
     """Return a field of a section that is a number in a range, its default, or a word."""
 
     def read(file: File, name: str) -> Any:
-        is_word = or_word and file.value(name) == or_word
-        return or_word if is_word else file.number(name, default, lowest, highest, whole)
+        value = as_number(file.value(name))
+        if value is default or (or_word and value == or_word):
+            return value
+        kind = int if whole else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kind) or not lowest <= value <= min(highest, MOST):
+            what = "a whole number" if whole else "a number"
+            span = f"of at least {lowest:g}" if highest == math.inf else f"from {lowest:g} to {highest:g}"
+            raise file.wrong(name, f"must be {what} {span}")
+        return value
 
     return checked(read, default)
 

@@ -153,10 +153,6 @@ class Range:
         """Return a number of the range to three digits."""
         return min(self.high, max(self.low, float(f"{value:.3g}")))
 
-    def is_border(self, value: float) -> bool:
-        """Return whether a number is in the outer twentieth of the range, on either side."""
-        return value <= self.at(0.05) or value >= self.at(0.95)
-
 
 def _list_of_seeds(file: File, name: str) -> tuple[int, ...]:
     if not are_seeds(value := file.value(name)):
@@ -201,6 +197,14 @@ class Tune:
     budget: int
     halving: int | None = None
     floor: float | None = None
+
+    def is_at_border(self, key: str, value: Any) -> bool:
+        """Return whether a value is the least or largest number of its list, or in the outer twentieth of its range."""
+        space = self.space[key]
+        if isinstance(space, Range):
+            return bool(value <= space.at(0.05) or value >= space.at(0.95))
+        are_numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in space)
+        return are_numbers and value in (min(space), max(space))
 
     def samples(self) -> list[dict[str, Any]]:
         """Return a few candidates that have each key, and each value that is no number.
