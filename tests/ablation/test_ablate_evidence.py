@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.ablation.made_up import built
-from vitlab.ablation.evidence import chain, protocol, verify
+from vitlab.ablation.evidence import chain, protocol, repeat, verify
 from vitlab.ablation.evidence.verify import Verified
 from vitlab.ablation.execution import pool
 from vitlab.ablation.execution.cells import Cell
@@ -174,14 +174,14 @@ def test_a_cell_that_is_trained_again_has_the_threads_of_before_and_is_no_run_of
         )
         return 1, ["enough"]
 
-    monkeypatch.setattr(verify.process, "run_in_slot", run)
-    monkeypatch.setattr(verify, "evaluation", lambda cell: None)
-    assert verify._again(one, with_training=True) == "it failed: enough" and loggers == [False] and threads == ["3"]
+    monkeypatch.setattr(repeat.process, "run_in_slot", run)
+    monkeypatch.setattr(repeat, "evaluation", lambda cell: None)
+    assert repeat._again(one, with_training=True) == "it failed: enough" and loggers == [False] and threads == ["3"]
 
 
 @pytest.mark.slow
 def test_a_deep_verification_repeats_every_evaluation_and_one_training(done, monkeypatch):
-    monkeypatch.setattr(verify.random, "choice", lambda cells: cells[0])
+    monkeypatch.setattr(repeat.random, "choice", lambda cells: cells[0])
     monkeypatch.setenv("TOY", '{"none 0": "fail"}')
     found = done().verify(deep=True)
     assert "weights of 4 of 4 cells evaluated again" in found.notes

@@ -12,7 +12,7 @@ an arm with a seed, file by file:
   ``commands`` a ``process``, forked from a ``warm`` one, on a share of the ``gpus``. ``progress`` shows it live,
   ``status`` from files, and ``slurm`` submits the same workers.
 - ``evidence``: the ``chain`` of records that each measured cell becomes part of, registration and history
-  (``protocol``), ``verify``, which computes numbers again, and may train again, and export (``bundle``).
+  (``protocol``), ``verify``, which computes numbers again, ``repeat``, which trains again, and export (``bundle``).
 - ``inference``: the numbers of the cells (``measured``), fairness (``audit``, ``linear``), every comparison with its p
   (``answers``) at each of its ``looks``, for the ``baselines`` and for the claims (``verdicts``), all of it in one
   table (``findings``); beside it ``images`` one by one, curves of ``analyses``, and the ``plan`` before a run.

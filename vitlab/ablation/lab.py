@@ -248,7 +248,9 @@ class Lab:
             UsageError: No cell is done, so that there is nothing to recompute; or ``deep`` is asked of exported
                 evidence, which has no weights, or with a ``run.command`` that is not trusted.
         """
-        from vitlab.ablation.evidence.verify import verify_deep, verify_evidence
+        from vitlab.ablation.evidence.verify import verify_evidence
+
+            from vitlab.ablation.evidence.repeat import verify_deep
 
         found = verify_evidence(self.ablation, self._known(), allow_missing)
         if deep:
