@@ -779,10 +779,16 @@ def test_the_report_page_opens_in_a_browser(folder, tmp_path):
 
 
 @pytest.mark.rare
+def sent(folder, place):
+    ablation = SimpleNamespace(name="made-up", wandb=WandB(), directory=place)
+    report = SimpleNamespace(files=[folder / "report.html"], summary=pd.read_csv(folder / "summary.csv"))
+    return send_report(ablation, report)
+
+
 def test_wandb_gets_the_report_as_one_offline_run_of_the_group(folder, tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    said = send_report("made-up", WandB(), tmp_path, folder / "report.html", pd.read_csv(folder / "summary.csv"))
+    said = sent(folder, tmp_path)
     assert said.startswith("W&B      offline; upload it with")
     (run,) = (tmp_path / "wandb").glob("offline-run-*")
     files = {path.name.split("_")[0] for path in run.rglob("media/*/*")}
@@ -791,12 +797,12 @@ def test_wandb_gets_the_report_as_one_offline_run_of_the_group(folder, tmp_path,
 
 def test_nothing_can_be_uploaded_of_a_report_where_wandb_is_disabled(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    said = send_report("made-up", WandB(), tmp_path, folder / "report.html", pd.DataFrame())
+    said = sent(folder, tmp_path)
     assert said == "W&B      disabled"
     assert not list(tmp_path.iterdir())
 
 
 def test_a_failing_wandb_fails_no_report(folder, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_MODE", "sideways")
-    said = send_report("made-up", WandB(), tmp_path, folder / "report.html", pd.read_csv(folder / "summary.csv"))
+    said = sent(folder, tmp_path)
     assert said.startswith("W&B      not sent: ")

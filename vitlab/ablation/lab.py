@@ -216,9 +216,7 @@ class Lab:
                 start = trusting(f"vitlab ablate run {shlex.quote(self.file)}")
                 raise UsageError(f"no cell of {self.ablation.name} is done; start with `{start}`")
             report = write_report(self.ablation, self._known(), place, accept_stale, formats, width)
-            if wandb := self.ablation.wandb:
-                folder, page = self.ablation.directory, report.files[0]
-                report.sent = send_report(self.ablation.name, wandb, folder, page, report.summary)
+            report.sent = send_report(self.ablation, report)
         report.files = [self._here.reached(path) for path in report.files]
         return report
 

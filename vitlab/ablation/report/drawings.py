@@ -257,13 +257,17 @@ def _interaction(results: CellResults, a: str, b: str) -> Drawn | None:
         ax.set_xlabel(a)
         ax.set_ylabel(ablation.primary)
 
-    counts = sorted({row["n"] for row in rows})
-    n = "n = " + " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     over = ", ".join(name for name in ablation.axes if name not in (a, b))
     what = f"mean {ablation.primary}{f' over {over}' if over else ''}"
-    what += f", {percent(ablation.stats.ci)} t interval and seeds ({n})"
+    what += f", {percent(ablation.stats.ci)} t interval and seeds ({_counts(rows)})"
     title = f"{a} x {b}: {what}; parallel lines mean no interaction"
     return Drawn(title, draw(3.0, paint, title), rows)
+
+
+def _counts(rows: Rows) -> str:
+    """Return of how many seeds rows are, at least and at most."""
+    counts = sorted({int(row["n"]) for row in rows})
+    return "n = " + " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
 
 
 def panels(found: Findings) -> dict[str, Drawn]:
@@ -275,9 +279,8 @@ def panels(found: Findings) -> dict[str, Drawn]:
             continue
         groups = families(found.results.ablation)
         sheets = _sheets(curve.panels(curve, rows), max(1, MOST // len(groups)))
-        counts = sorted({int(row["n"]) for row in rows})
-        n = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-        words = f"{name}: mean over seeds (n = {n}), band: {percent(found.results.ablation.stats.ci)} t interval"
+        band = f"band: {percent(found.results.ablation.stats.ci)} t interval"
+        words = f"{name}: mean over seeds ({_counts(rows)}), {band}"
         for number, parts in enumerate(sheets, 1):
             shown = [
                 [

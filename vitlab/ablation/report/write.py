@@ -13,7 +13,6 @@ import pandas as pd
 from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.file.schema import meant
-from vitlab.ablation.file.settings import WandB
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.linear import linear
@@ -234,20 +233,17 @@ def _own_ids(svg: str, prefix: str) -> str:
     return re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
 
 
-def send_report(name: str, where: WandB, folder: Path, page: Path, summary: pd.DataFrame) -> str:
-    """Send an ablation's report to W&B as one run of its group, offline without an API key; return a line about it.
+def send_report(ablation: Ablation, report: Report) -> str:
+    """Send a report to W&B as one run of the group of its cells, offline without an API key; return a line about it.
 
-    Args:
-        name: Name of the ablation, which is the group of its cells too.
-        where: Project and mode.
-        folder: Where an offline run lies.
-        page: The report as one HTML file.
-        summary: Its numbers.
+    Where the file does not ask for W&B, the line is empty.
     """
+    if not (where := ablation.wandb):
+        return ""
     from vitlab.jobs.train.wandb import chosen_mode, prepare_environment
 
     way: Any
-    project, way = where.project, chosen_mode(where.mode == "offline")
+    name, project, way = ablation.name, where.project, chosen_mode(where.mode == "offline")
     if way == "disabled":
         return "W&B      disabled"
     prepare_environment()
@@ -255,11 +251,12 @@ def send_report(name: str, where: WandB, folder: Path, page: Path, summary: pd.D
         import wandb
 
         names: Any = {"project": project, "group": name, "job_type": "report", "name": f"{name} report"}
-        with wandb.init(**names, mode=way, dir=str(folder.absolute())) as run:
-            table = summary.astype(object).where(summary.notna(), None)
-            run.log({"summary": wandb.Table(dataframe=table, allow_mixed_types=True), "report": wandb.Html(page)})
+        with wandb.init(**names, mode=way, dir=str(ablation.directory.absolute())) as run:
+            table = report.summary.astype(object).where(report.summary.notna(), None)
+            page = wandb.Html(report.files[0])  # the whole report in one file
+            run.log({"summary": wandb.Table(dataframe=table, allow_mixed_types=True), "report": page})
     except Exception as error:  # the files are the record; W&B may fail in many ways
         return f"W&B      not sent: {one_line(error)}"
     if way == "online":
         return f"W&B      project {project}, group {name}"
-    return f"W&B      {way}; upload it with `wandb sync {quote(str(folder))}/wandb/offline-run-*`"
+    return f"W&B      {way}; upload it with `wandb sync {quote(str(ablation.directory))}/wandb/offline-run-*`"
