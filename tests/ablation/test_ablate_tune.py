@@ -20,18 +20,12 @@ from tests.ablation.made_up import built
 from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
 from vitlab.ablation.evidence.bundle import _thin
 from vitlab.ablation.evidence.protocol import record_version
-from vitlab.ablation.execution import tuning
+from vitlab.ablation.execution import candidates
+from vitlab.ablation.execution.candidates import Candidates, Trial, halved, with_values
 from vitlab.ablation.execution.cells import Cell, Resolved, cells_of
 from vitlab.ablation.execution.process import VITLAB
 from vitlab.ablation.execution.resolve import _refuse_halving
-from vitlab.ablation.execution.tuning import (
-    Trial,
-    Tuning,
-    _halved,
-    rungs,
-    suggest,
-    with_values,
-)
+from vitlab.ablation.execution.tuning import Tuning, suggest
 from vitlab.ablation.file.settings import _candidates
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.lab import Lab
@@ -359,7 +353,7 @@ def test_what_only_reads_files_suggests_no_candidate_and_needs_no_optuna(toy, la
     assert not lab.files("") and Tuning(ablation, []).given_up == {}
     with pytest.raises(UsageError, match=r"`tune\.search: tpe` needs Optuna: pip install 'vitlab\[tune\]'"):
         suggest(ablation, arms)
-    monkeypatch.setattr(tuning, "_suggest", lambda tune, sign, past: {"model.lr": 0.001 * 2 ** len(past)})
+    monkeypatch.setattr(candidates, "_suggest", lambda tune, sign, past: {"model.lr": 0.001 * 2 ** len(past)})
     suggest(ablation, arms)
     assert [trial.values for trial in Tuning(ablation, arms).trials] == [{"model.lr": 0.001}] * 2
     monkeypatch.setattr(Cell, "state", lambda cell: "diverged")
@@ -377,8 +371,8 @@ def test_a_budget_below_the_grid_takes_the_same_part_for_every_arm(toy, lab):
 @pytest.mark.parametrize(("every", "expected"), [(None, [5, 10]), (3, [6, 12]), (8, [8, 16]), (20, [])])
 def test_halving_compares_at_epochs_that_validate(every, expected):
     arm = built({"trainer": {"max_epochs": 20, "check_val_every_n_epoch": every}})
-    assert rungs(SimpleNamespace(tune=SimpleNamespace(halving=2)), arm) == expected
-    assert rungs(SimpleNamespace(tune=SimpleNamespace(halving=None)), arm) == []
+    asked = [SimpleNamespace(tune=SimpleNamespace(halving=share)) for share in (2, None)]
+    assert [Candidates(ablation, arm).rungs for ablation in asked] == [expected, []]
 
 
 @pytest.mark.parametrize(("metric", "logged"), [("acc1", "val/acc1"), ("val_acc", "val_acc")])
@@ -420,7 +414,7 @@ def trial(name, values, state):
 
 def test_of_five_candidates_the_best_three_stay_where_half_go_on():
     five = [trial(str(value), [value], "missing") for value in (0.1, 0.5, 0.2, 0.4, 0.3)]
-    assert [t.stopped for t in _halved(five, [1], 2, 1)] == [1, 0, 1, 0, 0]
+    assert [t.stopped for t in halved(five, [1], 2, 1)] == [1, 0, 1, 0, 0]
 
 
 def tuning_with(ablation, tried):
@@ -439,8 +433,8 @@ def test_of_equal_candidates_the_first_is_chosen():
 def test_a_candidate_that_ended_before_the_others_wait_for_each_other_counts_with_its_last_validation():
     ended, going = trial("ended", [0.2, 0.5], "done"), trial("going", [0.1, 0.3, 0.4, 0.4], "missing")
     assert math.isnan(trial("begun", [0.1], "missing").score_at(4)) and ended.score_at(4) == 0.5
-    assert [t.stopped for t in _halved([ended, going], [4], 2, 1)] == [0, 4]
-    assert [t.until for t in _halved([ended, trial("begun", [0.1], "missing")], [4], 2, 1)] == [4, 4]
+    assert [t.stopped for t in halved([ended, going], [4], 2, 1)] == [0, 4]
+    assert [t.until for t in halved([ended, trial("begun", [0.1], "missing")], [4], 2, 1)] == [4, 4]
 
 
 def test_an_arm_is_given_up_for_what_its_candidates_are(lab, monkeypatch):
@@ -483,12 +477,12 @@ def test_an_argument_of_a_part_that_is_a_word_is_tuned_and_one_of_what_has_none_
     write(lab, {"model.pos_embed.scale": [0.1, 1.0], "seeds": [100]})
     arm = toy().ablation.arms[1]
 
-    def candidates(part):
+    def made_of(part):
         config = {"model": {"class_path": "Classifier", "init_args": {"pos_embed": part}}, "trainer": {}}
         found = Tuning(toy().ablation, [Resolved(arm, config, {}, {}, (), 1.0, "")]).trials
         return [trial.cells[0].resolved for trial in found]
 
-    made = candidates("learned")
+    made = made_of("learned")
     parts = [one.config["model"]["init_args"]["pos_embed"] for one in made]
     assert parts == [{"class_path": "learned", "init_args": {"scale": scale}} for scale in (0.1, 1.0)]
     assert [one.arm.overrides["model.pos_embed.scale"] for one in made] == [0.1, 1.0]
@@ -496,7 +490,7 @@ def test_an_argument_of_a_part_that_is_a_word_is_tuned_and_one_of_what_has_none_
         with pytest.raises(
             UsageError, match=r"toy.yaml, line \d+: `model.pos_embed.scale`: `pos_embed` is .* learned, "
         ):
-            candidates(part)
+            made_of(part)
 
 
 def test_a_choice_at_the_border_is_reported_only_for_numbers(toy, lab):

@@ -7,10 +7,10 @@ an arm with a seed, file by file:
   line of each mistake (``schema``). ``given`` writes that file for a comparison that Python gives.
 - ``execution``: a ``probe``, a short training (which ``start`` measures), makes an arm a ``Resolved`` one, and
   ``resolve`` refuses arms that cannot be trained or compared. ``cells`` says what a ``Cell`` is, its ``identity`` and
-  its states, read from files; ``tuning`` chooses the values that an arm is measured with, from candidates, which are
-  cells, too. A worker of the ``pool`` takes a cell that is due and goes through its stages (``worker``), each of the
-  ``commands`` a ``process``, forked from a ``warm`` one, on a share of the ``gpus``. ``progress`` shows it live,
-  ``status`` from files, and ``slurm`` submits the same workers.
+  its states, read from files; ``tuning`` chooses the values that an arm is measured with, from its ``candidates``,
+  which are cells, too. A worker of the ``pool`` takes a cell that is due and goes through its stages (``worker``),
+  each of the ``commands`` a ``process``, forked from a ``warm`` one, on a share of the ``gpus``. ``progress`` shows it
+  live, ``status`` from files, and ``slurm`` submits the same workers.
 - ``evidence``: the ``chain`` of records that each measured cell becomes part of, registration and history
   (``protocol``), ``verify``, which computes numbers again, ``repeat``, which trains again, and export (``bundle``).
 - ``inference``: the numbers of the cells (``measured``), fairness (``audit``, ``linear``), every comparison with its p

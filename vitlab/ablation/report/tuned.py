@@ -5,7 +5,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from vitlab.ablation.execution.tuning import Trial, Tuning
+from vitlab.ablation.execution.candidates import Trial
+from vitlab.ablation.execution.tuning import Tuning
 from vitlab.ablation.file.settings import Range, Tune
 from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import Section, decimals
