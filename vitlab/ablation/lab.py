@@ -23,7 +23,7 @@ from vitlab.ablation.execution.tuning import Tuning, seeds_left_behind
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.given import write_file
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.running import RunOptions, commands, conditions, run_locally, submit_cells
+from vitlab.ablation.running import RunOptions, conditions, dry_run, run_locally, submit_cells
 from vitlab.analysis.catalogue import ANALYSES, instead_of
 from vitlab.config.trust import TRUSTED
 from vitlab.errors import UsageError, trust_also, trusting
@@ -179,7 +179,7 @@ class Lab:
         Raises:
             UsageError: As from :meth:`run`.
         """
-        return commands(self.ablation, self._asked(workers, only, fail_fast, False, tune_only), say)
+        return dry_run(self.ablation, self._asked(workers, only, fail_fast, False, tune_only), say)
 
     @_where_it_was_opened
     def status(self) -> Status:
@@ -248,10 +248,10 @@ class Lab:
         """
         from vitlab.ablation.evidence.verify import verify_evidence
 
-            from vitlab.ablation.evidence.repeat import verify_deep
-
         found = verify_evidence(self.ablation, self._known(), allow_missing)
         if deep:
+            from vitlab.ablation.evidence.repeat import verify_deep
+
             self._refuse_to_start()
             verify_deep(found, [cell for cell in self._cells() if cell.state() == "done"])
         if not found.checked and not found.problems:

@@ -108,7 +108,7 @@ def submit_cells(ablation: Ablation, asked: RunOptions, say: Say) -> None:
         say(NOTHING)
 
 
-def commands(ablation: Ablation, asked: RunOptions, say: Say) -> str:
+def dry_run(ablation: Ablation, asked: RunOptions, say: Say) -> str:
     """Return what ``run`` would do as text: the commands of each cell, or the batch script of a cluster."""
     from vitlab.ablation.execution.commands import stages
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PARTS = ("config", "data", "code", "environment")  # of an identity
-OTHER_CODE = {"code", "environment"}  # those that may differ in a stale cell
 ORDER = ("done", "running", "failed", "diverged", "damaged", "stale", "given up", "missing")
 
 
@@ -134,7 +133,7 @@ def _outside_the_plan(ablation: Ablation, resolved: Sequence[Resolved]) -> list[
             found.append(["seed"])
         elif name not in planned:
             differing = [key for key in PARTS if parts.get(key) != cell.parts.get(key)]
-            stale = cell.stale() if {*differing} & OTHER_CODE and cell.state() == "stale" else None
+            stale = cell.stale() if cell.state() == "stale" else None
             if not stale or stale.path != path.parent:
                 found.append(differing)
     return found
