@@ -126,7 +126,7 @@ def posbench(
         for name in bench.protocol["claims"]["against"]:
             for cell, why in CellRunner(bench, name).run().items():
                 raise UsageError(f"no verdict against {name}, whose cell {cell} has no score: {why}")
-    look(bench, label)
+    note_look(bench, label)
     return compare_with(bench, label, references, anchor)._replace(lost=lost)
 
 
@@ -182,12 +182,10 @@ def _not_applicable(bench: Bench, label: str) -> list[str]:
     return [f"{task} is not applicable: {why}" for task, why in reasons.items()]
 
 
-def look(bench: Bench, label: str) -> int:
-    """Count a look at the test results of a method, and return how many there were."""
-    path = bench.folder / label / "looks.txt"
-    with path.open("a") as file:
+def note_look(bench: Bench, label: str) -> None:
+    """Note that the test results of a method are looked at."""
+    with (bench.folder / label / "looks.txt").open("a") as file:
         file.write(time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
-    return len(path.read_text().splitlines())
 
 
 def judged_lines(judged: Judged) -> list[str]:

@@ -109,9 +109,10 @@ def draw_scores(bench: Bench, complete: list[str]) -> Figure:
         for v in found
         if v.against == "none" and v.word in _VERDICT_COLORS
     }
+    scores = {name: bench.scores(name) for name in complete}
     for ax, (task, (text, training)) in zip(panels, TASKS.items(), strict=False):
         for y, name in enumerate(complete):
-            if values := bench.scores(name).get(task):
+            if values := scores[name].get(task):
                 low, high = score_interval(values)
                 color = _VERDICT_COLORS[better_or_worse.get((name, task), "")]
                 ax.plot([100 * low, 100 * high], [y, y], color=color, linewidth=1.5)
@@ -119,7 +120,7 @@ def draw_scores(bench: Bench, complete: list[str]) -> Figure:
                 ax.plot(100 * np.mean(values), y, "o", color=color, markersize=3)
             else:
                 ax.text(0.5, y, "n/a", transform=ax.get_yaxis_transform(), ha="center", va="center")
-        if "none" in complete and (base := bench.scores("none").get(task)):
+        if base := scores.get("none", {}).get(task):
             ax.axvline(100 * np.mean(base), color="0.6", linewidth=0.8, linestyle=":")
         ax.set_title(task)
         ax.set_xlabel(f"% right: {text}")
