@@ -5,6 +5,7 @@ or of a run can import other code: :mod:`vitlab.config.trust` knows these packag
 """
 
 import ast
+import functools
 import importlib
 import inspect
 import os
@@ -40,6 +41,7 @@ class ClassSpec(TypedDict, total=False):
     init_args: dict[str, Any]
 
 
+@functools.cache  # hundreds of runs name the same classes
 def current_path(path: str) -> str:
     """Return the present path of a class of vitlab that an earlier version had in another place.
 
