@@ -16,6 +16,7 @@ from vitlab.ablation.inference.measured import collect
 from vitlab.errors import UsageError, preview
 from vitlab.runs.atomic import atomic_folder, atomic_write, write_json, write_text
 from vitlab.runs.directory import RunDir
+from vitlab.runs.lock import held
 from vitlab.runs.manifest import file_digest
 from vitlab.runs.matching import is_there, matching
 
@@ -40,9 +41,11 @@ def export_bundle(ablation: Ablation, resolved: list[Resolved], folder: Path) ->
         UsageError: The folder exists and is not empty.
         OSError: A file cannot be read or written; what was written is removed, so that the call can be repeated.
     """
-    check_new(folder)
-    with atomic_folder(folder.resolve()) as work:
-        files = _fill(ablation, resolved, work)
+    place = folder.resolve()
+    with held(place.with_name(f".{place.name}.lock"), f"exports into {folder}"):
+        check_new(folder)
+        with atomic_folder(place) as work:
+            files = _fill(ablation, resolved, work)
     return [folder / path.relative_to(work) for path in files]
 
 
