@@ -80,6 +80,18 @@ def test_processes_agree_on_the_best_validation_where_each_logs_its_own(tmp_path
     assert keeper.best_score == 0.5
 
 
+@pytest.mark.parametrize(("world", "waited_for"), [(1, 2.0), (2, 5.0)])
+def test_a_schedule_waits_for_the_metric_of_the_first_process(tmp_path, monkeypatch, world, waited_for):
+    """With that of its own process, each got another learning rate, and trained other weights from then on."""
+    keeper, own = Checkpoint(), trainer(tmp_path)
+    keeper.setup(own, task(), "fit")
+    own._logger_connector._callback_metrics["val/loss"] = torch.tensor(2.0)
+    monkeypatch.setattr(type(own), "world_size", world)
+    monkeypatch.setattr(own.strategy, "broadcast", lambda value: value and 5.0)  # that of the first
+    assert float(own.fit_loop.epoch_loop._get_monitor_value("val/loss")) == waited_for
+    assert own.fit_loop.epoch_loop._get_monitor_value("val/lost") is None
+
+
 def test_what_is_infinite_on_purpose_is_saved_and_resumed(tmp_path):
     model, run = task(), RunDir(tmp_path)
     run.write("run.json", {"status": "running"})

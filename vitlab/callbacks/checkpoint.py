@@ -15,7 +15,7 @@ from lightning.pytorch import callbacks
 from vitlab import interface
 from vitlab.callbacks.draws import Draws
 from vitlab.callbacks.ema import follow_swaps, swap_back
-from vitlab.callbacks.loops import Loops, ends_with_epoch, logged, within_step
+from vitlab.callbacks.loops import Loops, ends_with_epoch, logged, of_first, within_step
 from vitlab.callbacks.record import RunRecord
 from vitlab.errors import Diverged, UsageError, did_you_mean
 from vitlab.layers.plain import local_part
@@ -190,9 +190,7 @@ class Checkpoint(callbacks.Checkpoint):
         validated, self._validated = self._validated, False
         if not validated or self.monitor not in trainer.callback_metrics:
             return False
-        score, best = float(trainer.callback_metrics[self.monitor]), self.best_score
-        if trainer.world_size > 1:  # a module of the user's may log that of each process: all save together
-            score = trainer.strategy.broadcast(score)
+        score, best = float(of_first(trainer, trainer.callback_metrics[self.monitor])), self.best_score
         if best is None or math.isnan(best):
             is_better = best is None or not math.isnan(score)
         else:

@@ -57,6 +57,7 @@ class Loops:
         loop._iteration_based_training = lambda: False
         loop.run, loop.epoch_loop.val_loop.run = partial(self._run, trainer), partial(self._validate, trainer)
         loop.epoch_loop.on_advance_end = partial(self._end_batch, trainer)
+        loop.epoch_loop._get_monitor_value = partial(_monitored, trainer)
         loop.on_advance_end = partial(self._end_epoch, trainer)
         for stop in trainer.early_stopping_callbacks:
             stop._run_early_stopping_check = partial(self._check_stop, stop)
@@ -182,6 +183,18 @@ def _keep_whole_epochs(keepers: Sequence[Any]) -> None:
     for keeper in keepers:
         if isinstance(keeper, callbacks.ModelCheckpoint) and keeper.monitor:
             keeper._should_save_on_train_epoch_end = partial(saves, keeper)  # type: ignore[method-assign]
+
+
+def of_first(trainer: Any, value: Any) -> Any:
+    """Return what the first process has measured, by which all of them decide: a module may log that of each."""
+    if trainer.world_size == 1:
+        return value
+    return trainer.strategy.broadcast(value if value is None else float(value))
+
+
+def _monitored(trainer: Any, metric: str) -> Any:
+    """Return the metric that a schedule waits for: with rates of its own, each process would train other weights."""
+    return of_first(trainer, trainer.callback_metrics.get(metric))
 
 
 def _load_double(strategy: Any, *given: Any, **options: Any) -> None:
