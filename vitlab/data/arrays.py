@@ -17,6 +17,7 @@ from vitlab.data.files.sets import Images, TensorImages
 from vitlab.data.files.splits import Indices
 from vitlab.data.listed import Listed
 from vitlab.data.record import trained_targets
+from vitlab.tables import shape_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,10 +125,8 @@ def _read(source: Any, names: Sequence[str] | None = None) -> dict[str, NDArray[
 
 def _images(values: NDArray[Any], place: str) -> NDArray[np.float32]:
     if values.ndim not in (3, 4) or values.dtype.kind not in "biuf" or not values.size:
-        shape = " x ".join(map(str, values.shape))
-        raise ValueError(
-            f"{place} must hold N x H x W or N x C x H x W numbers, and its images are {shape} {values.dtype}"
-        )
+        found = f"{shape_text(values.shape)} {values.dtype}"
+        raise ValueError(f"{place} must hold N x H x W or N x C x H x W numbers, and its images are {found}")
     images = np.asarray(values[:, None] if values.ndim == 3 else values, dtype=np.float32)
     if values.ndim == 4 and is_channels_last(values.shape[1:]):
         raise ValueError(f"{place}: images are N x C x H x W, channels before height; got {values.shape[1:]}")

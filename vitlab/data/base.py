@@ -31,6 +31,7 @@ from vitlab.interface import Weighted
 from vitlab.named_kwargs import Named
 from vitlab.packed_batch import PackedBatch
 from vitlab.ranges import check_ranges
+from vitlab.tables import counted
 
 CPU = torch.device("cpu")
 Part = Literal["train", "test", "all"]  # what a data set reads: block 1, block 2, or, without the latter, all
@@ -466,9 +467,8 @@ class ImageData(Named, L.LightningDataModule):
         device, images = self.trainer.strategy.root_device if self.trainer else CPU, self.splits[name]
         n, world = len(images), self._place()[1]
         if name != "train" and 0 < n < world:  # Lightning skips the loop of a process without batches; others wait
-            some = f"{n} image{'s' * (n > 1)} for {world} processes"
-            few = f"{n} process{'es' * (n > 1)} (--trainer.devices={n})"
-            raise ValueError(f"the {name} split has {some}: use at most {few}")
+            few = f"use at most {counted(n, 'process')} (--trainer.devices={n})"
+            raise ValueError(f"the {name} split has {counted(n, 'image')} for {world} processes: {few}")
         if name not in self._ready:
             self._ready[name] = self.ready(images)
         order = order or EvalOrder(len(images), self.batch_size, *self._place(), self.pipeline.tokens(images))
