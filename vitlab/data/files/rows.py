@@ -56,7 +56,8 @@ class Rows:
     ) -> None:
         check_word("data.missing", missing, get_args(Missing))
         self.file, self.targets, self.missing, self.trained = file, list(targets), missing, trained
-        self.columns = {"path": paths[0]} | {part: name for part, name in columns.items() if name not in targets}
+        self.columns: dict[str, str | None] = {"path": paths[0]}
+        self.columns |= {part: name for part, name in columns.items() if name not in targets}
         self._check(table, paths, separator)
         self.notes: list[str] = []
         self.frame = table = table if missing == "refuse" else self._without_empty(table)
