@@ -237,7 +237,6 @@ def test_the_file_names_the_packages_that_the_command_trusts_and_the_configs_use
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(folds, "TRUSTED", ["mine", "ours", "unused", "runs/a/parts.py"])
     (tmp_path / "base.yaml").write_text("model: {class_path: mine.Net}\n")
-    file = folds._file(
-        ["base.yaml"], [("data", "ours.Data")], {f"fold{k}of2": {"data.fold": f"{k}/2"} for k in (1, 2)}, 0, "own"
-    )
-    assert read_ablation(file).trust_imports == ("mine", "ours")
+    levels = {f"fold{k}of2": {"data.fold": f"{k}/2"} for k in (1, 2)}
+    file = folds._File("own", ["base.yaml"], [("data", "ours.Data")], levels, 0)
+    assert read_ablation(file.written()).trust_imports == ("mine", "ours")

@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,44 +120,43 @@ def cross_validate(
     """
     if folds is not None and folds < 2:
         raise UsageError(f"`--folds` must be at least 2, got {folds}")
-    if owned := [key for key, value in settings if key in _OWNED and (key, value) != ("trainer.devices", 1)]:
-        raise UsageError(f"`{owned[0]}` is set by cross-validation: {_OWNED[owned[0]]}")
-    if left := [key for key, _ in settings if key in _OF_WEIGHTS]:
-        raise UsageError(f"`{left[0]}` is no option of cross-validation: {_OF_WEIGHTS[left[0]]}")
+    _refuse_settings(settings, seed)
     start = {key: str(value) for key, value in settings if key == "init_from"}
     settings = [(key, value) for key, value in settings if key != "init_from"]
-    if start:
-        _check_weights(start["init_from"].replace("{seed}", str(seed)))
     files = [str(Path(find_file(config, "cv")).resolve()) for config in configs]
     if name is None:
         name = "cv-" + re.sub(r"[^a-z0-9_.-]+", "-", Path(files[-1]).stem.lower())
     if not NAME.fullmatch(name):
         raise UsageError(f"`--name` must be a-z 0-9 _ . -, beginning with a letter or digit, got {name!r}")
-    for file in files:
-        read_yaml(file, "cv")  # refuses what is no config before anything is written
+    for path in files:
+        read_yaml(path, "cv")  # refuses what is no config before anything is written
     check_takes_folds(files, settings)
     drawn = {f"fold{k}of{folds or 5}": f"{k}/{folds or 5}" for k in range(1, (folds or 5) + 1)}
     arms = drawn if folds else folds_of_config(files, settings) or drawn
     levels = {arm: {"data.fold": fold, **start} for arm, fold in arms.items()}
-    lab = Lab(_file(files, settings, levels, seed, name), "cv")
-    folder = lab.ablation.file.path.parent
+    file = _File(name, files, settings, levels, seed)
+    lab = Lab(file.written(), "cv")
     try:
         status = lab.run(workers, retry_failed=retry_failed, say=say)
     except UsageError:
         if (shown := _logged(lab.ablation)) is None:
             raise
-        lab = Lab(_file(files, settings, levels, seed, name, shown), "cv")
+        lab = Lab(file.written(shown), "cv")
         status = lab.run(workers, retry_failed=retry_failed, say=say)
-    rows = _finished(lab.ablation)
-    if not rows:
-        counts = Counter(row["state"] for row in status.rows)
-        states = ", ".join(f"{n} {state}" for state, n in counts.items())
-        more = ", with --retry_failed if failed folds are to be tried again" if counts["failed"] else ""
-        raise UsageError(f"no fold of {lab.ablation.name} is done: {states}; the same command continues them{more}")
+    if not (rows := _finished(lab.ablation)):
+        raise UsageError(_none_done(name, status))
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows([rows[0], *(row.values() for row in rows)])
-    write_text(folder / "folds.csv", table.getvalue())
-    return Folds(status, rows, folder / "folds.csv")
+    write_text(file.folder / "folds.csv", table.getvalue())
+    return Folds(status, rows, file.folder / "folds.csv")
+
+
+def _none_done(name: str, status: Status) -> str:
+    """Return a line about folds of which none is done."""
+    counts = Counter(row["state"] for row in status.rows)
+    states = ", ".join(f"{n} {state}" for state, n in counts.items())
+    more = ", with --retry_failed if failed folds are to be tried again" if counts["failed"] else ""
+    return f"no fold of {name} is done: {states}; the same command continues them{more}"
 
 
 def _finished(ablation: Ablation) -> list[dict[str, Any]]:
@@ -178,12 +177,17 @@ def _finished(ablation: Ablation) -> list[dict[str, Any]]:
     return [{key: row.get(key, 0 if key == "trained_on" else math.nan) for key in keys} for row in rows]
 
 
-def _check_weights(source: str) -> None:
-    """Refuse initial weights that are not there, before anything is written."""
-    if source == "last":
-        raise UsageError("`init_from` of cross-validation must name its run: `last` is another one when it goes on")
-    if not source.startswith(LIBRARIES):
-        file_of_weights(source)
+def _refuse_settings(settings: Sequence[tuple[str, Any]], seed: int) -> None:
+    """Refuse settings that folds cannot have, and initial weights that are not there, before anything is written."""
+    if owned := [key for key, value in settings if key in _OWNED and (key, value) != ("trainer.devices", 1)]:
+        raise UsageError(f"`{owned[0]}` is set by cross-validation: {_OWNED[owned[0]]}")
+    if left := [key for key, _ in settings if key in _OF_WEIGHTS]:
+        raise UsageError(f"`{left[0]}` is no option of cross-validation: {_OF_WEIGHTS[left[0]]}")
+    for source in (str(value).replace("{seed}", str(seed)) for key, value in settings if key == "init_from"):
+        if source == "last":
+            raise UsageError("`init_from` of cross-validation must name its run: `last` is another one when it goes on")
+        if not source.startswith(LIBRARIES):
+            file_of_weights(source)
 
 
 def _logged(ablation: Ablation) -> str | None:
@@ -194,24 +198,48 @@ def _logged(ablation: Ablation) -> str | None:
     return next((name for name in ("val_loss", *names) if name in names and not name.startswith("test_")), None)
 
 
-def _file(
-    files: Sequence[str],
-    settings: Sequence[tuple[str, Any]],
-    arms: dict[str, dict[str, str]],
-    seed: int,
-    name: str,
-    shown: str = "loss",
-) -> Path:
-    """Write the file of the ablation; what it uses of the user's code, the command has confirmed."""
-    folder = RUNS / "ablations" / name
-    text = yaml.safe_dump(nested(dict(settings)), sort_keys=False)
-    write_text(folder / "settings.yaml", text)
-    texts = "".join([text, *(Path(file).read_text() for file in files)])
-    own = [path for path in TRUSTED if ("__main__." if path.endswith(".py") else f"{path}.") in texts]
-    content = {
-        "name": name, "base": [*files, str((folder / "settings.yaml").resolve())], "axes": {"fold": arms},
-        "seeds": [seed], "baseline": {"fold": next(iter(arms))}, "metric": {"primary": shown, "mode": "min"},
-        "match": {"within": ["fold"]}, **({"trust_imports": own} if own else {}),
-    }  # fmt: skip
-    write_text(folder / "cv.yaml", yaml.safe_dump(content, sort_keys=False))
-    return folder / "cv.yaml"
+@dataclass(frozen=True)
+class _File:
+    """The file of the ablation, ``cv.yaml``, in its folder.
+
+    Args:
+        name: Of the ablation.
+        configs: Paths of the configs.
+        settings: Dotted keys and values over them.
+        arms: Of each fold, the settings of its level.
+        seed: Seed of every fold.
+    """
+
+    name: str
+    configs: Sequence[str]
+    settings: Sequence[tuple[str, Any]]
+    arms: Mapping[str, Mapping[str, str]]
+    seed: int
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the file, the folds and their table."""
+        return RUNS / "ablations" / self.name
+
+    def written(self, shown: str = "loss") -> Path:
+        """Write it and return its path; what it uses of the user's code, the command has confirmed.
+
+        Args:
+            shown: The metric that the lines of progress show.
+        """
+        text = yaml.safe_dump(nested(dict(self.settings)), sort_keys=False)
+        write_text(self.folder / "settings.yaml", text)
+        texts = "".join([text, *(Path(config).read_text() for config in self.configs)])
+        own = [path for path in TRUSTED if ("__main__." if path.endswith(".py") else f"{path}.") in texts]
+        content = {
+            "name": self.name,
+            "base": [*self.configs, str((self.folder / "settings.yaml").resolve())],
+            "axes": {"fold": self.arms},
+            "seeds": [self.seed],
+            "baseline": {"fold": next(iter(self.arms))},
+            "metric": {"primary": shown, "mode": "min"},
+            "match": {"within": ["fold"]},
+            **({"trust_imports": own} if own else {}),
+        }
+        write_text(self.folder / "cv.yaml", yaml.safe_dump(content, sort_keys=False))
+        return self.folder / "cv.yaml"
