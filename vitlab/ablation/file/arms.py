@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ OWNED = (  # dotted keys that an ablation sets itself, and what to write instead
     ("trainer.default_root_dir", "the laboratory names the directories"),
     ("run_dir", "the laboratory names the directories"),
 )
+Adjusted = tuple[dict[str, str], dict[str, Any]]  # levels, and what is set where an arm has all of them
 SECTIONS = ("model", "data", "trainer", "checkpoint", "seed_everything", "run_dir", "init_from")
 
 COLUMNS = (  # of the tables and figures of a report, beside which each axis has a column of its own
@@ -159,26 +160,13 @@ def read_arms(file: File, axes: dict[str, dict[str, Any]]) -> tuple[Arm, ...]:
     if not isinstance(exclude := file.content.get("exclude") or [], list):
         raise file.mistake("exclude", "`exclude` must be a list, as in [{tokenizer: t2t, pos_embed: none}]")
     excluded = [pick(file, f"exclude/{i}", axes, levels) for i, levels in enumerate(exclude)]
-    adjusted, met = _adjusted(file, axes), set()
-    arms = []
-    for combination in itertools.product(*axes.values()):
-        levels = dict(zip(axes, combination, strict=True))
-        if any(out.items() <= levels.items() for out in excluded):
-            continue
-        configs: tuple[str, ...] = ()
-        overrides: dict[str, Any] = {}
-        for axis, level in levels.items():
-            sets = dict(axes[axis][level])
-            if "config" in sets:
-                configs += find_configs(file, f"axes/{axis}/{level}/config", sets.pop("config"))
-            overrides |= sets
-        for i, (of, sets) in enumerate(adjusted):
-            if of.items() <= levels.items():
-                met.add(i)
-                overrides |= sets
-        arms.append(Arm(levels, configs, overrides, overrides.pop("init_from", None)))
-    if idle := set(range(len(adjusted))) - met:
-        raise file.mistake(f"adjust/{min(idle)}", f"no arm matches {adjusted[min(idle)][0]}: `exclude` removes it")
+    every = [dict(zip(axes, levels, strict=True)) for levels in itertools.product(*axes.values())]
+    kept = [levels for levels in every if not any(out.items() <= levels.items() for out in excluded)]
+    adjusted = _adjusted(file, axes)
+    for i, (of, _) in enumerate(adjusted):
+        if not any(of.items() <= levels.items() for levels in kept):
+            raise file.mistake(f"adjust/{i}", f"no arm matches {of}: `exclude` removes it")
+    arms = [_arm(file, axes, adjusted, levels) for levels in kept]
     names = [arm.name for arm in arms]
     if doubles := {name for name in names if names.count(name) > 1}:
         raise file.mistake("axes", f"two arms are called {min(doubles)}; give their levels other names")
@@ -187,7 +175,22 @@ def read_arms(file: File, axes: dict[str, dict[str, Any]]) -> tuple[Arm, ...]:
     return tuple(arms)
 
 
-def _adjusted(file: File, axes: dict[str, dict[str, Any]]) -> list[tuple[dict[str, str], dict[str, Any]]]:
+def _arm(file: File, axes: dict[str, dict[str, Any]], adjusted: Sequence[Adjusted], levels: dict[str, str]) -> Arm:
+    """Return the arm with these levels, each with its settings, and those of ``adjust``."""
+    configs: tuple[str, ...] = ()
+    overrides: dict[str, Any] = {}
+    for axis, level in levels.items():
+        sets = dict(axes[axis][level])
+        if "config" in sets:
+            configs += find_configs(file, f"axes/{axis}/{level}/config", sets.pop("config"))
+        overrides |= sets
+    for of, sets in adjusted:
+        if of.items() <= levels.items():
+            overrides |= sets
+    return Arm(levels, configs, overrides, overrides.pop("init_from", None))
+
+
+def _adjusted(file: File, axes: dict[str, dict[str, Any]]) -> list[Adjusted]:
     """Return pairs of levels and the additional settings of arms with all these levels."""
     content = file.content.get("adjust") or []
     example = "{of: {tokenizer: t2t, pos_embed: learned}, set: {model.lr: 1e-3}}"
