@@ -1,6 +1,7 @@
 """Share the GPUs of a host between processes of a user: slots are byte ranges of a lock file, held by running cells."""
 
 import fcntl
+import itertools
 import math
 import os
 import re
@@ -95,19 +96,9 @@ def slot(workers: int, per_gpu: int = 1, stop: Callable[[], bool] = lambda: Fals
     if not devices:
         yield Slot(workers=workers)
         return
-    place = Path(tempfile.gettempdir()) / f"vitlab-gpus-{os.getuid()}"
-    place.mkdir(mode=0o700, exist_ok=True)
-    size = WHOLE // shares
     while not stop():
-        for share in range(shares):
-            for device in devices:
-                name = re.sub(r"[^\w.-]", "_", one_name(device))
-                fd = os.open(place / name, os.O_CREAT | os.O_RDWR, 0o600)
-                try:
-                    _lock(fd, share * size, WHOLE - share * size if share == shares - 1 else size)
-                except OSError:
-                    os.close(fd)
-                    continue
+        for share, device in itertools.product(range(shares), devices):
+            if (fd := _locked(device, share, shares)) is not None:
                 try:
                     yield Slot(device, fd, workers)
                 finally:
@@ -117,7 +108,19 @@ def slot(workers: int, per_gpu: int = 1, stop: Callable[[], bool] = lambda: Fals
     yield None
 
 
-def _lock(fd: int, start: int, length: int) -> None:
-    """Lock a part of a file for this opening of it and those that inherit it, not for this process; Linux alone."""
-    want = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, want)
+def _locked(device: str, share: int, shares: int) -> int | None:
+    """Lock one of the equal shares of a GPU, and return the open file; None if it is taken.
+
+    The lock is of this opening of the file and those that inherit it, not of this process; Linux alone.
+    """
+    place = Path(tempfile.gettempdir()) / f"vitlab-gpus-{os.getuid()}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(place / re.sub(r"[^\w.-]", "_", one_name(device)), os.O_CREAT | os.O_RDWR, 0o600)
+    start, size = share * (WHOLE // shares), WHOLE // shares
+    length = size if share < shares - 1 else WHOLE - start
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
