@@ -11,7 +11,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from vitlab.ablation.evidence.protocol import record_version
+from vitlab.ablation.evidence.protocol import record_version, register
 from vitlab.ablation.execution.cells import Cell, Resolved, Say
 from vitlab.ablation.execution.gpus import visible_devices
 from vitlab.ablation.execution.probe import known
@@ -111,7 +111,7 @@ class Lab:
             UsageError: An arm cannot be built, cells belong on SLURM nodes and this is none, ``run.command`` is not
                 trusted, or this is exported evidence.
         """
-        from vitlab.ablation.inference.plan import plan_of
+        from vitlab.ablation.inference.plan import check_lines, plan_of
 
         count = self._workers(workers)
         self._refuse_moved_seeds()
@@ -120,8 +120,6 @@ class Lab:
             raise self.ablation.file.mistake("run/executor", text)
         plan = plan_of(self.ablation, resolve(self.ablation, count), count)
         if check:
-            from vitlab.ablation.inference.plan import check_lines
-
             plan.starts, plan.same_start = check_lines(self.ablation)
         return plan
 
@@ -228,8 +226,6 @@ class Lab:
             UsageError: Another version is registered under this name, and a cell or candidate of it was started, or
                 this is exported evidence.
         """
-        from vitlab.ablation.evidence.protocol import register
-
         self._refuse_evidence("registered")
         done = sum(cell.state() == "done" for cell in self._cells())
         return register(self.ablation, done)

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from vitlab.ablation.execution.cells import Resolved, Say
+from vitlab.ablation.execution.commands import stages
+from vitlab.ablation.execution.pool import Interrupts, Pool
 from vitlab.ablation.execution.probe import known
 from vitlab.ablation.execution.resolve import resolve
 from vitlab.ablation.execution.slurm import batch_script, needs_submission, submit_workers, task_count
 from vitlab.ablation.execution.tuning import Tuning, run_trials, suggest
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
+from vitlab.ablation.inference.audit import mismatches
 from vitlab.errors import UsageError
 
 NOTHING = "every cell is done; nothing to submit"
@@ -68,8 +71,6 @@ def conditions(ablation: Ablation, only: Sequence[str]) -> list[tuple[str, str]]
 
 def run_locally(ablation: Ablation, asked: RunOptions, say: Say | None) -> tuple[list[str], int]:
     """Train the cells; return those that failed, and the exit code of a signal that ended the call, or 0."""
-    from vitlab.ablation.execution.pool import Interrupts, Pool
-
     tell = say or (lambda text: None)
     with Interrupts(tell) as interrupts:
         pool_of = partial(Pool, workers=asked.workers, say=say, interrupts=interrupts, fail_fast=asked.fail_fast)
@@ -110,8 +111,6 @@ def submit_cells(ablation: Ablation, asked: RunOptions, say: Say) -> None:
 
 def dry_run(ablation: Ablation, asked: RunOptions, say: Say) -> str:
     """Return what ``run`` would do as text: the commands of each cell, or the batch script of a cluster."""
-    from vitlab.ablation.execution.commands import stages
-
     if needs_submission(ablation):
         if left := _missing(ablation, asked):
             return batch_script(ablation, task_count(ablation, left), asked.words())
@@ -134,8 +133,6 @@ def resolved_arms(
     Raises:
         UsageError: An arm cannot be built, or arms do not match and the file demands it.
     """
-    from vitlab.ablation.inference.audit import mismatches
-
     size = f"{len(ablation.arms)} arms x {len(ablation.seeds)} seeds"
     say(f"{ablation.name}: {size}, {asked.workers} at a time; resolving")
     resolved = resolve(ablation, asked.workers, stop)

@@ -104,11 +104,12 @@ class Tuning:
 
     def border_words(self) -> list[str]:
         """Return a sentence for each chosen value at the border of the search space, without its stop."""
+        tune = self.ablation.tune
         return [
-            f"{arm}: the best `{key}`, {trial.values[key]}, is at the border"
+            f"{arm}: the best `{key}`, {value}, is at the border"
             for arm, trial in self.chosen.items()
-            for key in trial.values
-            if self.ablation.tune and self.ablation.tune.is_at_border(key, trial.values[key])
+            for key, value in trial.values.items()
+            if tune and tune.is_at_border(key, value)
         ]
 
 
