@@ -76,6 +76,10 @@ def edit_rate(folder):
     edit(folder / "photos-0.json", rate=0.5)
 
 
+def edit_training(folder):
+    edit(folder / "few-0.json", training="fewer")
+
+
 def drop_rate(folder):
     next(folder.glob("tune-glyphs-*.json")).unlink()
 
@@ -87,6 +91,7 @@ def empty_record(folder):
 CHEATS = {drop_seed: "is missing", edit_score: "its predictions give", edit_predictions: "were edited",
           cut_record: "photos-0.json: is damaged", empty_record: "photos-0.json: is damaged",
           add_score: "has scores of few, sizes, not of few",
+          edit_training: "few-0.json: is of fewer, seed 0",
           edit_recipe: "another protocol", edit_rate: "is best in validation",
           drop_rate: "of the grid were not tried"}  # fmt: skip
 

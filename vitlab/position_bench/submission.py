@@ -17,6 +17,7 @@ from vitlab.position_bench.protocol import TASKS, best_rate, evidence_of, images
 from vitlab.position_bench.running import CellRunner
 from vitlab.runs.atomic import atomic_folder, write_text
 from vitlab.runs.manifest import file_digest
+from vitlab.runs.records import read_json
 
 FACTS = ("card", "cost")
 MANIFEST = "MANIFEST.json"
@@ -47,10 +48,9 @@ def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
         label: The method.
         answers: The right answers of each task.
     """
-    found, folder = [], bench.folder / label
-    for cell, (training, seed) in bench.cells().items():
-        if not bench.path(label, cell).is_file():
-            found.append(f"{training}, seed {seed}: is missing")
+    folder = bench.folder / label
+    left = [of for cell, of in bench.cells().items() if not bench.path(label, cell).is_file()]
+    found = [f"{training}, seed {seed}: is missing" for training, seed in left]
     found += [f"{name}.json: is missing" for name in FACTS if not bench.path(label, name).is_file()]
     records: dict[Path, dict[str, Any]] = {}
     damaged = []
@@ -63,27 +63,23 @@ def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
         return [*found, *damaged]
     if (method := bench.method_kept(label)) is not None and bench.is_of_other_code(label, method):
         found.append(f"card.json: the cells were trained with another source of {method_text(method)}")
-    tried: dict[str, dict[float, float]] = {training: {} for training in bench.protocol["tuning"]["rates"]}
-    used: dict[str, set[float]] = {training: set() for training in tried}
     for path, kept in records.items():
         if kept.get("protocol") != bench.digest:
             found.append(f"{path.name}: was trained under another protocol: other data or another recipe")
-        if path.name.startswith("tune-"):
-            tried[kept["training"]][kept["rate"]] = kept["validation"]
         if "scores" in kept:
-            used[tuned_on(kept["training"])].add(kept["rate"])
             found += _of_cell(bench, label, path, kept, answers)
-    for training in tried:
-        found += _of_rates(bench.protocol["tuning"], training, tried[training], used[training])
-    if (manifest := folder / MANIFEST).is_file():
-        listed = json.loads(manifest.read_text())
-        present = {path.name: file_digest(path) for path in _files(folder)}
-        found += [f"{name}: differs from {MANIFEST}" for name in listed if listed[name] != present.get(name)]
-    return found
+    for training in bench.protocol["tuning"]["rates"]:
+        found += _of_rates(bench.protocol["tuning"], training, records)
+    listed = read_json(folder / MANIFEST)
+    present = {path.name: file_digest(path) for path in _files(folder) if path.name in listed}
+    return found + [f"{name}: differs from {MANIFEST}" for name in listed if listed[name] != present.get(name)]
 
 
-def _of_rates(tuning: dict[str, Any], training: str, tried: dict[float, float], used: set[float]) -> list[str]:
-    """Return what is wrong with the learning rate of a training."""
+def _of_rates(tuning: dict[str, Any], training: str, records: dict[Path, dict[str, Any]]) -> list[str]:
+    """Return what is wrong with the learning rate of a training, by the records of a method."""
+    rows = [kept for path, kept in records.items() if path.name.startswith("tune-") and "validation" in kept]
+    tried = {kept["rate"]: kept["validation"] for kept in rows if kept["training"] == training}
+    used = {kept["rate"] for kept in records.values() if "scores" in kept and tuned_on(kept["training"]) == training}
     left = rates_left(tuning, training, tried)
     if set(left) & set(tuning["rates"][training]):
         return [f"{training}: learning rates of the grid were not tried"]
