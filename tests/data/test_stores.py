@@ -143,10 +143,11 @@ class Faulty(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def http(made, monkeypatch):
-    """A server of HTTP with these files, whose client waits for 3 s."""
+def http(made, monkeypatch, request):
+    """A server of HTTP with these files, whose client waits for 3 s where the server is slow; else a machine may be."""
     aiohttp = pytest.importorskip("aiohttp")
-    timeout = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=3)}}
+    seconds = 3 if "[slow" in request.node.name else 100
+    timeout = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=seconds)}}
     monkeypatch.setitem(fsspec.config.conf, "http", timeout)
     monkeypatch.setattr("vitlab.data.files.ranges._WAITS", (0.0, 0.0, 0.0))
     files = {f"/{name}": file.read_bytes() for name, file in _files(made).items()}
