@@ -86,15 +86,15 @@ class Pictures:
             UsageError: The images are not those of the protocol.
         """
         if not self._splits.keys() >= {*SPLITS[training]}:
-            self._splits |= self._glyphs() if training == "glyphs" else self._photos()
+            found = self._glyphs() if training == "glyphs" else self._photos()
+            self._check_digests(found)
+            self._splits |= found
         return Splits(*(self._splits[name] for name in SPLITS[training]))
 
     def _glyphs(self) -> dict[str, Split]:
         counts = self.protocol["trainings"]["glyphs"]["images"], self.protocol["test"]["glyphs"]
         images = zip(GLYPH_SEEDS.items(), (*counts, self.protocol["validation"]), strict=True)
-        found = {name: glyphs(count, seed) for (name, seed), count in images}
-        self._check_digests(found)
-        return found
+        return {name: glyphs(count, seed) for (name, seed), count in images}
 
     def _photos(self) -> dict[str, Split]:
         of_folder = self.protocol.get("photos", {}).get("from") == "folder"
@@ -104,13 +104,10 @@ class Pictures:
         trainings = self.protocol["trainings"]
         sizes = {"train": trainings["photos"]["images"], "few": trainings["few"]["images"]}
         sizes |= {"test": self.protocol["test"]["photos"], "val": self.protocol["validation"]}
-        if of_folder:
-            side, classes = self.protocol["network"]["img_size"], classes_of_photos(self.protocol)
-            found = folder_photos(self.data, sizes, side, self.keep, classes)
-        else:
-            found = photos(self.data, sizes)
-        self._check_digests(found)
-        return found
+        if not of_folder:
+            return photos(self.data, sizes)
+        side, classes = self.protocol["network"]["img_size"], classes_of_photos(self.protocol)
+        return folder_photos(self.data, sizes, side, self.keep, classes)
 
     def _check_digests(self, splits: Mapping[str, Split]) -> None:
         for name, split in splits.items():

@@ -68,6 +68,10 @@ class Trial:
         whole = not self.stopped and {*self.states} == {"done"}
         return _mean([(c.result() or {}).get(c.ablation.primary) if whole else None for c in self.cells])
 
+    def last_score(self) -> float:
+        """Return its score where it was stopped, or else at its end."""
+        return self.score_at(self.stopped) if self.stopped else self.score()
+
     def score_at(self, epoch: int) -> float:
         """Return its mean at the first validation after an epoch; NaN if one of its seeds is not there yet.
 
@@ -181,7 +185,7 @@ class Candidates:
 
 
 def _past(tried: Sequence[Trial]) -> Past:
-    return [(t.values, t.score_at(t.stopped) if t.stopped else t.score(), t.stopped) for t in tried]
+    return [(trial.values, trial.last_score(), trial.stopped) for trial in tried]
 
 
 def halved(tried: list[Trial], epochs: list[int], share: int, sign: int) -> list[Trial]:

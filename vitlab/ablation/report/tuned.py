@@ -5,7 +5,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from vitlab.ablation.execution.candidates import Trial
 from vitlab.ablation.execution.tuning import Tuning
 from vitlab.ablation.file.settings import Range, Tune
 from vitlab.ablation.inference.measured import CellResults
@@ -24,11 +23,11 @@ def tuning_section(results: CellResults) -> list[Section]:
         return []
     words = _rules(tuning, tune) + [f"{text} of the search space." for text in tuning.border_words()]
     words += [f"{arm} is not measured: {why}." for arm, why in tuning.given_up.items()]
-    rows, digits = [], decimals(t.score_at(t.stopped) if t.stopped else t.score() for t in tuning.trials)
+    rows, digits = [], decimals(t.last_score() for t in tuning.trials)
     for t in tuning.trials:
         shown = f"{t.score():.{digits}f}" if t.score() == t.score() else "diverged" if t.has_diverged else "-"
         if t.stopped:
-            shown = f"stopped after epoch {t.stopped} at {t.score_at(t.stopped):.{digits}f}"
+            shown = f"stopped after epoch {t.stopped} at {t.last_score():.{digits}f}"
         mark = "chosen" if tuning.chosen.get(t.arm) is t else ""
         rows.append([t.arm, *(str(t.values[key]) for key in tune.space), shown, mark])
     return [Section("Tuning", words, [[["arm", *tune.space, f"val {ablation.primary}", ""], *rows]])]
@@ -57,14 +56,11 @@ def responses(results: CellResults) -> dict[str, Drawn]:
     ablation, tune = results.ablation, results.ablation.tune
     if tune is None:
         return {}
-    tried, chosen = results.tuning.trials, results.tuning.chosen
-
-    def seen(t: Trial, epoch: int) -> float:
-        return t.score_at(epoch) if epoch else t.score()
-
+    tuning, chosen = results.tuning, results.tuning.chosen
     rows: Rows = []
-    for t in tried:
-        value, at = seen(t, t.stopped), [seen(other, t.stopped) for other in tried if other.arm == t.arm]
+    for t in tuning.trials:
+        value, others = t.last_score(), tuning.by_arm[t.arm]
+        at = [other.score_at(t.stopped) if t.stopped else other.score() for other in others]
         if math.isfinite(value):  # of a candidate that was stopped: beside the best of its arm at that epoch
             to_best = value - ablation.best(score for score in at if score == score)
             state = {"value": value, "to_best": to_best, "stopped": t.stopped, "chosen": chosen.get(t.arm) is t}
