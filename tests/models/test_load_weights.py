@@ -319,6 +319,36 @@ def test_a_network_that_computes_something_else_with_the_same_weights_is_told(pa
     assert theirs in before and ours in after
 
 
+PLACES = "weights: the file's network has place=-1 where this one has place=-2, and computes something else"
+
+
+class Corner(nn.Module):
+    """Reads a patch of the grid, which it keeps."""
+
+    def __init__(self, grid_size, place=-1):
+        super().__init__()
+        self.grid_size, self.place = grid_size, place
+
+    def forward(self, x):
+        return x[:, self.place]
+
+
+def test_the_grid_that_a_part_of_ones_own_keeps_is_told_by_the_positions_alone(path):
+    own = {"global_pool": f"{__name__}.Corner"}
+    torch.save({"state_dict": tiny(**own).state_dict(), "hyper_parameters": {**TINY, **own}}, path)
+    (told,) = load_weights(tiny(**own, img_size=24), path, resize="usual")
+    assert told.startswith("positions: interpolate from 4 x 4 to 6 x 6")
+
+
+def test_a_head_below_a_pool_of_ones_own_is_told_whether_or_not_the_pool_has_arguments(path):
+    own, args = f"{__name__}.Corner", {"place": -2}
+    for pool in (own, {"class_path": own}, {"class_path": own, "init_args": args}):
+        torch.save({"state_dict": tiny().state_dict(), "hyper_parameters": {**TINY, "global_pool": pool}}, path)
+        assert load_weights(tiny(), path) == [f"head: the file's reads global_pool={own} where this one has token"]
+        told = load_weights(tiny(global_pool={"class_path": own, "init_args": args}), path)
+        assert told == ([] if isinstance(pool, dict) and "init_args" in pool else [PLACES])
+
+
 def test_another_position_method_without_weights_is_reported(path):
     saved = randomized(tiny(pos_embed="sincos1d"))
     arguments = TINY | {"pos_embed": "sincos1d"}

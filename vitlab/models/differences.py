@@ -1,5 +1,6 @@
 """Say what two networks compute differently, although the same weights fit both."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -12,7 +13,8 @@ from vitlab.tokenizers.t2t import T2TTokenizer
 from vitlab.tokenizers.token_layers import TokenAttention, TokenPerformer
 
 _COMPUTE_THE_SAME = {  # arguments that change no output in evaluation, or what weights and other sentences show
-    *("img_size", "patch_size", "eval_patch", "flexi_patch", "in_chans", "num_classes", "embed_dim", "dim", "depth"),
+    *("img_size", "grid_size", "patch_size", "eval_patch", "flexi_patch", "in_chans", "num_classes", "embed_dim"),
+    *("dim", "depth"),
     *("dropout", "attn_dropout", "drop_path_rate", "drop_path_subset", "init_std", "grad_checkpoint", "fused"),
     *("rate", "subset", "trainable", "shift", "jitter", "rescale", "resize", "head_hidden", "layer_scale"),
 }
@@ -82,7 +84,7 @@ def _settings(model: VisionTransformer) -> dict[tuple[str, str], Any]:
         if not type(part).__module__.startswith("torch."):
             left_out = {*_COMPUTE_THE_SAME, *getattr(part, "completed_by", ())}
             left_out |= {"style"} if kept.get("trainable") else set()  # of a formula that only begins a table
-            taken = {key: kept[key] for key in taken_by(type(part)) if key in kept and key not in left_out}
+            taken = {key: _class_of(kept[key]) for key in taken_by(type(part)) if key in kept and key not in left_out}
             found |= {(name, key): _plain(value) for key, value in taken.items() if _is_plain(value)}
         elif "eps" in kept:
             found[name, "norm_eps"] = kept["eps"]
@@ -105,6 +107,11 @@ def _of_tokenizer(part: nn.Module) -> dict[str, Any]:
     kernels, strides, _ = zip(*part.splits, strict=True)
     own = {"t2t_kernels": kernels, "t2t_strides": strides}
     return own | {"t2t_dilations": part.dilations, "t2t_padding": part.padding}
+
+
+def _class_of(value: Any) -> Any:
+    """Return the class path of a part that is given with arguments, as the part keeps these; anything else as it is."""
+    return value.get("class_path") if isinstance(value, Mapping) else value
 
 
 def _is_plain(value: Any) -> bool:
