@@ -23,7 +23,7 @@ from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.linear import _fit, check, gate_of, linear
 from vitlab.ablation.inference.looks import Looks
 from vitlab.ablation.inference.measured import CellResults
-from vitlab.ablation.inference.plan import check_lines
+from vitlab.ablation.inference.plan import _table, check_lines
 from vitlab.ablation.report.sections import _fairness_table
 from vitlab.data import Digits
 from vitlab.layers.pos_embed import PosEmbed
@@ -227,6 +227,19 @@ def test_the_start_of_a_network_is_measured_on_its_tokens():
     net = VisionTransformer(pos_embed={"class_path": "sincos2d", "init_args": {"join": "every_layer"}}, **size)
     assert token_spread(net, images)["pos_to_content"] == pytest.approx(found[0]["pos_to_content"])
     assert token_spread(VisionTransformer(pos_embed="rope2d", **size), images)["pos_to_content"] == 0
+    with torch.no_grad():
+        net.tokenizer.proj.weight.zero_()  # as a tokenizer of one's own may start
+    assert token_spread(net, images) == {"token_sd": 0, "pos_to_content": 0}
+
+
+def test_the_tokens_of_a_network_of_ones_own_are_unknown_and_no_mismatch(tmp_path):
+    spec = ablation(tmp_path, {"pos_embed": POS_EMBED})
+    vit, own = resolved(spec, [100, 100])
+    other = replace(own, model={**own.model, "tokens": 33})
+    assert mismatches(spec, [vit, other]) == {"learned": ["33 tokens, none has 17"]}
+    own = replace(own, model={"parameters": 1000})
+    assert mismatches(spec, [vit, own]) == {}
+    assert _table([vit, own])[2].split() == ["learned", "1,000", "0", "?", "?", "20", "1", "-", "100"]
 
 
 def test_a_probe_trains_in_the_modes_of_before_whatever_happens(tmp_path):
@@ -370,6 +383,16 @@ def test_starts_of_own_modules_and_of_tensors_without_dimensions_are_compared(tm
     lines, is_alike = check_lines(ablation(tmp_path, {"pos_embed": POS_EMBED}))
     assert lines[0] == "init     none: 8 tensors" and not is_alike
     assert lines[1].endswith(": 8 tensors of the same name and shape as in none, 1 DIFFER INITIALLY: scale")
+
+
+def test_weights_that_an_arm_is_given_are_not_compared_as_if_they_were_drawn(tmp_path, monkeypatch):
+    built = SimpleNamespace(model=torch.nn.Linear(2, 2))
+    monkeypatch.setattr("vitlab.ablation.inference.plan.build_arm", lambda ablation, arm: built)
+    axes = {"start": {"drawn": {}, "given": {"init_from": "runs/mae-{seed}"}}}
+    lines = ["init     drawn: 2 tensors", "init     given: weights of runs/mae-0, not compared"]
+    assert check_lines(ablation(tmp_path, axes, baseline={"start": "drawn"}))[0] == lines
+    lines[0] += ", not compared with the weights of runs/mae-0"
+    assert check_lines(ablation(tmp_path, axes, baseline={"start": "given"}))[0] == lines
 
 
 def test_arms_that_start_differently_are_found(tmp_path):

@@ -60,7 +60,8 @@ def token_spread(net: VisionTransformer, images: torch.Tensor) -> dict[str, floa
 
     The ratio is the root mean square of what the position embedding adds to the patch tokens, divided by the deviation
     of the patch tokens that it is added to: those of the tokenizer, or those that enter the first block. Where a list
-    adds at both places, it is the root of the sum of both squares. It is 0 for embeddings that rotate or bias.
+    adds at both places, it is the root of the sum of both squares. It is 0 for embeddings that rotate or bias, and
+    where the tokens are all alike, as those of a tokenizer that starts at zero.
     """
     with modes_kept(net), torch.no_grad():
         content, positions = net.eval().tokenizer(images), net.pos_embed.for_batch()
@@ -69,7 +70,7 @@ def token_spread(net: VisionTransformer, images: torch.Tensor) -> dict[str, floa
         entering = tokens[:, net.num_prefix_tokens :].contiguous()
         added_before_block = (positions.enter(tokens, 0) - tokens)[:, net.num_prefix_tokens :]
     deviation = _sd(content)
-    ratios = [_rms(added) / deviation, _rms(added_before_block) / _sd(entering)]
+    ratios = [_rms(added) / (deviation or math.inf), _rms(added_before_block) / (_sd(entering) or math.inf)]
     return {"token_sd": deviation, "pos_to_content": math.hypot(*ratios)}
 
 

@@ -125,7 +125,7 @@ def _unlike_sizes(match: Match, differing: Mapping[str, float], matched: str) ->
 def _unlike_training(mine: Mapping[str, Any], other: Mapping[str, Any], matched: str) -> list[str]:
     """Return which other facts of an arm are not those of the arm ``matched``."""
     words = []
-    if mine["tokens"] != other["tokens"]:
+    if mine["tokens"] and other["tokens"] and mine["tokens"] != other["tokens"]:  # unknown of a network of one's own
         words.append(f"{mine['tokens']} tokens, {matched} has {other['tokens']}")
     if mine["lr_scheduler"] != other["lr_scheduler"]:
         words.append(f"lr_scheduler {mine['lr_scheduler']}, {matched} has {other['lr_scheduler']}")

@@ -118,7 +118,7 @@ def _table(resolved: list[Resolved]) -> list[str]:
                 f"{f['parameters'] or 0:,}",
                 f"{f['pos_embed parameters']:,}",
                 mflop,
-                str(f["tokens"]),
+                str(f["tokens"] or "?"),
                 str(f["steps"] or "?"),
                 f"{f['sum_lr']:.3g}",
                 f"{position:.3g}" if position is not None else "-",
@@ -160,13 +160,22 @@ def _spread(results: CellResults) -> float | None:
 def check_lines(ablation: Ablation) -> tuple[list[str], bool]:
     """Compare the initial weights of each arm with those of equal name and shape in the arm to match.
 
+    Weights that an arm is given by `init_from` are named, and not compared.
+
     Returns:
         A line for each arm, and whether all of them are equal.
     """
-    starts = {arm.name: _start(ablation, arm) for arm in ablation.arms}
+    given = {arm.name: arm.weights(ablation.seeds[0]) for arm in ablation.arms}
+    starts = {arm.name: _start(ablation, arm) for arm in ablation.arms if not given[arm.name]}
     lines, is_alike = [], True
     for arm in ablation.arms:
+        if source := given[arm.name]:
+            lines.append(f"init     {arm.name}: weights of {source}, not compared")
+            continue
         matched, start = reference(ablation, arm) or arm, starts[arm.name]
+        if source := given[matched.name]:
+            lines.append(f"init     {arm.name}: {len(start)} tensors, not compared with the weights of {source}")
+            continue
         if matched is arm:
             lines.append(f"init     {arm.name}: {len(start)} tensors")
             continue
