@@ -7,14 +7,18 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
+import lightning as L
 import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
-from vitlab.runs.launch import launched_devices
+from vitlab.jobs.evaluate import _run
+from vitlab.runs.launch import is_first, launched_devices
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "t2t.yaml")
 CODE = "import sys; from vitlab.runs.launch import agree; print(agree(sys.argv[1]))"
@@ -184,3 +188,45 @@ def test_a_group_that_torchrun_starts_again_continues_its_run(tmp_path):
 
 def _children(pid):
     return subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout.split()
+
+
+GLOO = RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4711")
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_measurement_does_not_blame_the_images_for_another_process(monkeypatch, connected):
+    """The first process said that the task takes batches of images, and the second had said what was wrong."""
+    monkeypatch.setattr("vitlab.runs.launch.is_connected", lambda: connected)
+    monkeypatch.setattr("vitlab.jobs.evaluate.in_step", lambda error: True)
+    told = SimpleNamespace(test=Mock(side_effect=GLOO))
+    cli = SimpleNamespace(trainer=told, model=L.LightningModule(), datamodule=L.LightningDataModule())
+    with pytest.raises(RuntimeError if connected else UsageError, match="closed by peer"):
+        _run(cli, "test", None)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (GLOO, 1, "another process of this command has ended, or cannot be reached: see what it has said"),
+        (UsageError("a mistake"), 2, "a mistake"),
+        (UsageError("found by all"), 2, ""),
+    ],
+)
+def test_of_several_processes_of_a_command_one_says_what_is_wrong(monkeypatch, capsys, error, code, said):
+    monkeypatch.setattr("vitlab.runs.launch.is_connected", lambda: True)
+    monkeypatch.setattr("vitlab.runs.launch.first_to_say", lambda text: text == "a mistake")
+    monkeypatch.setattr("vitlab.cli.main._command", lambda args: Mock(side_effect=error))
+    assert main(["test", "last"]) == code
+    assert capsys.readouterr().err == (said and f"vitlab: {said}\n")
+
+
+def test_a_process_that_lightning_has_started_is_not_the_first(monkeypatch):
+    """Both told that a file of the user's had changed."""
+    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert is_first()
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert not is_first()
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("RANK", "4")  # of torchrun, on the second machine
+    assert not is_first()

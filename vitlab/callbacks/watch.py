@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import Callback
 from vitlab.errors import Stopped
 from vitlab.runs.guard import Guard, at_most, end_process
 from vitlab.runs.interrupt import FROZEN, beats
+from vitlab.runs.launch import is_about_peers
 from vitlab.runs.processes import is_running, state
 
 LOG = logging.getLogger("vitlab")
@@ -223,14 +224,3 @@ class Watch(Callback):
         os.kill(os.getpid(), signal.SIGTERM)
         self._end.wait(ALONE)
         end_process(1, self._children)
-
-
-def is_about_peers(error: BaseException) -> bool:
-    """Return whether an error is of the communication with other processes.
-
-    Example:
-        >>> is_about_peers(RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4711"))
-        True
-    """
-    text = f"{type(error).__name__} {error}".lower()
-    return any(word in text for word in ("gloo", "nccl", "connection", "socket", "distbackend", "timed out"))

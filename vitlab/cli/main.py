@@ -49,14 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = apply_trust_flags(args)
         return _command(args)(args[1:])
     except (UsageError, RunFailed) as error:
-        if not error.said:
-            _say(printable(str(error)))
+        if not error.said and _is_first_to_say(text := str(error)):
+            _say(printable(text))
         return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:  # the reader closed the pipe, as in `vitlab models | head`
         sys.stderr.close()
         return 1
     except (OSError, RuntimeError) as error:
-        line = what_failed(error) if isinstance(error, OSError) else lost_loader(error)
+        line = what_failed(error) if isinstance(error, OSError) else lost_loader(error) or _lost_peer(error)
         if line is None:
             raise
         _say(printable(line))
@@ -110,6 +110,21 @@ def _temporary() -> str:
 def _say(line: str) -> None:
     with suppress(OSError, ValueError, AttributeError):  # stderr is closed
         sys.stderr.write(f"vitlab: {line}\n")
+
+
+def _is_first_to_say(text: str) -> bool:
+    """Return whether no other process of this command has said ``text``."""
+    if "torch" not in sys.modules:
+        return True
+    from vitlab.runs.launch import first_to_say
+
+    return first_to_say(text)
+
+
+def _lost_peer(error: Exception) -> str | None:
+    from vitlab.runs.launch import lost_peer
+
+    return lost_peer(error)
 
 
 def _command(args: list[str]) -> Callable[[list[str]], int]:

@@ -42,6 +42,7 @@ from vitlab.models.walk import all_finite
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.atomic import alone_in, atomic_write
 from vitlab.runs.directory import RunDir
+from vitlab.runs.launch import lost_peer
 from vitlab.runs.openings import note_opening
 from vitlab.runs.records import MEASURED_BY, SPLIT_OF, EvaluationCommand, metrics_and_n, split_metrics
 from vitlab.runs.shards import has_shards
@@ -309,6 +310,8 @@ def _run(cli: VitlabCLI, command: EvaluationCommand, path: Path | None) -> None:
             raise
         raise OSError(errno.EIO, "it cannot be opened now", str(path)) from error  # Lightning: not found
     except MISTAKES as error:
+        if lost_peer(error):  # no fault of the images
+            raise
         if "loading state_dict" in str(error) and isinstance(error, RuntimeError):
             raise misfit(path, error) from error
         sentence = explain_mismatch(error, cli.model, cli.datamodule, SPLIT_OF[command]) if in_step(error) else None

@@ -19,7 +19,7 @@ from vitlab.errors import UsageError, preview, trusting
 from vitlab.jobs.terminal import print_error
 from vitlab.notebook import check_classes
 from vitlab.runs.directory import RunDir
-from vitlab.runs.launch import launched_rank
+from vitlab.runs.launch import is_first
 
 PLACES = ("data.root", "data.path")  # where the images are, which says nothing about what they are
 NO_OUTPUT = ("--trainer.logger=false", "--trainer.profiler=null", "--trainer.enable_checkpointing=false")
@@ -39,7 +39,7 @@ def check_code(run: RunDir) -> None:
     kept = dict[str, str]()
     with suppress(UsageError):  # of a damaged record; and none in a run of an older vitlab
         kept = run.record.get("own_code", {})
-    if not kept or launched_rank() > 0 or (content := stored_config(run)) is None:
+    if not kept or not is_first() or (content := stored_config(run)) is None:
         return
     if changed := changed_code(kept, content):
         what = f"{preview(sorted(changed))} changed since {run.path} was trained"

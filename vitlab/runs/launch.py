@@ -21,6 +21,11 @@ def launched_rank() -> int:
     return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
 
 
+def is_first() -> bool:
+    """Return whether this process is a single one, or the first of those that torchrun, srun or Lightning started."""
+    return launched_rank() == 0 and int(os.environ.get("LOCAL_RANK") or 0) == 0
+
+
 def is_leader() -> bool:
     """Return whether this process of a launch manages the run directory."""
     return launched_rank() == 0 and "VITLAB_RUN_DIR" not in os.environ
@@ -148,6 +153,28 @@ def first_to_say(text: str) -> bool:
         return distributed.distributed_c10d._get_default_store().add(f"vitlab/said/{text}", 1) == 1
     except RuntimeError:  # process 0, which keeps the store, has ended, and said why
         return False
+
+
+def is_about_peers(error: BaseException) -> bool:
+    """Return whether an error is of the communication with other processes.
+
+    Example:
+        >>> is_about_peers(RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4711"))
+        True
+    """
+    text = f"{type(error).__name__} {error}".lower()
+    return any(word in text for word in ("gloo", "nccl", "connection", "socket", "distbackend", "timed out"))
+
+
+def lost_peer(error: BaseException) -> str | None:
+    """Return a line about another process of this command that has ended; None for any other error.
+
+    Example:
+        >>> lost_peer(RuntimeError("Connection closed by peer"))  # of a process that is in no group
+    """
+    if isinstance(error, RuntimeError) and is_about_peers(error) and is_connected():
+        return "another process of this command has ended, or cannot be reached: see what it has said"
+    return None
 
 
 def _by_store(name: str) -> str:

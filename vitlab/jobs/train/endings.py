@@ -18,7 +18,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from safetensors import SafetensorError
 from torch import Tensor
 
-from vitlab.callbacks.watch import is_about_peers
 from vitlab.data.base import ImageData
 from vitlab.data.files.decode import ImageError
 from vitlab.errors import (
@@ -43,7 +42,7 @@ from vitlab.jobs.train.job import Job
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fenced, RunGone
 from vitlab.runs.generations import NotSaved
-from vitlab.runs.launch import first_to_say
+from vitlab.runs.launch import first_to_say, is_about_peers
 from vitlab.runs.manifest import last_saved
 from vitlab.runs.records import now_utc
 from vitlab.tasks.base import Task
