@@ -309,6 +309,13 @@ def test_the_joint_interval_ends_where_differences_of_accuracies_end(tmp_path, m
     assert (row["difference"], row["difference_low"], row["difference_high"]) == (-0.5, -1.0, 1.0)
 
 
+def test_arms_that_agree_on_every_image_have_no_interval_as_seeds_that_agree_have_none(tmp_path, monkeypatch):
+    columns = {"index": [0, 1, 2, 3], "target": [1] * 4, "prediction": [1, 1, 0, 1]}
+    tables = {(arm, seed): columns for arm in ("none", "learned") for seed in (0, 1)}
+    ((_, _, (joint, _)),) = image_by_image(tmp_path, monkeypatch, tables)[2]
+    assert joint[1] == ["learned", "2", "+0.0000", "-"]
+
+
 def test_intervals_of_images_and_of_curves_have_the_coverage_that_the_file_names(tmp_path, monkeypatch):
     said = {"none": ([0, 1, 0, 1], [0, 0, 0, 0]), "learned": ([1, 1, 0, 1], [1, 1, 1, 1])}  # gains 1 0 0 0 and 1 1 1 1
     shared = {"index": [0, 1, 2, 3], "target": [1] * 4}
