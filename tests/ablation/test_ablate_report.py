@@ -785,13 +785,13 @@ def test_the_report_page_opens_in_a_browser(folder, tmp_path):
     assert (colors.max(axis=1) < 80).sum() > 5000  # words
 
 
-@pytest.mark.rare
 def sent(folder, place):
     ablation = SimpleNamespace(name="made-up", wandb=WandB(), directory=place)
     report = SimpleNamespace(files=[folder / "report.html"], summary=pd.read_csv(folder / "summary.csv"))
     return send_report(ablation, report)
 
 
+@pytest.mark.rare
 def test_wandb_gets_the_report_as_one_offline_run_of_the_group(folder, tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
