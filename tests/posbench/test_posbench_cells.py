@@ -139,7 +139,7 @@ def test_a_seed_that_diverges_is_named_and_the_others_are_measured(small, tmp_pa
     assert f"none glyphs-0: no score, as {lost['glyphs-0']}" in said
     assert bench.record("none", "glyphs-0") is None
     assert {bench.record("none", cell)["test_reads"] for cell in ("glyphs-1", "few-1")} == {2}
-    monkeypatch.setattr(benches, "look", lambda *words: 1)
+    monkeypatch.setattr(benches, "note_look", lambda *words: 1)
     judged = benches.compare_with(bench, "none", small)._replace(lost=lost)
     assert set(judged.scores) == {task for task, (_, training) in TASKS.items() if training != "glyphs"}
     assert f"note: glyphs-0 has no score, and without every seed its tasks have none: {lost['glyphs-0']}" in str(judged)

@@ -14,7 +14,6 @@ from vitlab.errors import UsageError
 from vitlab.interface import path_of, take_sizes_early
 from vitlab.layers.plain import local_part
 from vitlab.layers.precision import check_average
-from vitlab.runs.format import extra_states
 
 Matched = tuple[list[torch.Tensor], list[torch.Tensor]]  # of the average, of the task
 _OF_SHARDS = ("configure_model", "_device_mesh")  # set on a task by a strategy that shards; they cannot be copied
@@ -116,7 +115,7 @@ class EMA(WeightAveraging):
         if self._average_model is None:
             return
         average, current = self.average.state_dict(), checkpoint["current_model_state"]
-        average |= extra_states(current)
+        average |= {name: value for name, value in current.items() if name.endswith("_extra_state")}
         checkpoint["state_dict"] = average  # a class may leave a frozen teacher out of its own
         if self.is_swapped:
             for name in average.keys() & current.keys():

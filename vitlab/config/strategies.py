@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vitlab.callbacks.ema import EMA
 from vitlab.class_paths import choice_text, name_and_args
 from vitlab.errors import UsageError, did_you_mean, preview
-from vitlab.runs.format import extra_states, migrate
+from vitlab.runs.format import migrate
 from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, refuse_objects, snapshot
 from vitlab.runs.shards import FOLDER, fill, reader, write_shards
 
@@ -274,7 +274,7 @@ def check_shards(task: Any) -> None:
     if single := [f"net.{name}" for name, p in task.net.named_parameters() if p.ndim == 0]:
         what = f"{preview(single)}, which has no dimension to divide"
         raise UsageError(f"`trainer.strategy=fsdp2` shards no {what}: make it a list of one value, or use ddp")
-    if extra := [*extra_states(task.state_dict())]:
+    if extra := [name for name in task.state_dict() if name.endswith("_extra_state")]:
         raise UsageError(f"`trainer.strategy=fsdp2` keeps tensors alone, and no {preview(extra)}: use ddp")
 
 

@@ -25,7 +25,7 @@ from vitlab.models.weights_file import check_readable, facts_beside, read_conten
 from vitlab.runs.atomic import as_umask, atomic_write
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fence
-from vitlab.runs.format import extra_states, read_resumable
+from vitlab.runs.format import read_resumable
 from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
 from vitlab.shipped import LIBRARIES, find_weights
@@ -116,8 +116,9 @@ def _part_of(task: Any, state: dict[str, torch.Tensor], checkpoint: Path) -> tup
 
 def _fill(task: Any, part: Any, state: dict[str, torch.Tensor], checkpoint: Path) -> None:
     """Load the weights of a file into a task, or its network, as a Trainer does."""
-    try:  # safetensors have no extra state
-        part.load_state_dict({**extra_states(part.state_dict()), **state}, strict=task.strict_loading)
+    own = {name: value for name, value in part.state_dict().items() if name.endswith("_extra_state")}
+    try:
+        part.load_state_dict({**own, **state}, strict=task.strict_loading)  # safetensors have no extra state
     except RuntimeError as error:
         late = next((name for name in state if name not in part.state_dict()), None)
         if part is task and late and is_overridden("setup", task, L.LightningModule):
@@ -175,9 +176,8 @@ def named_outputs(source: str | Path) -> list[str]:
 def weights_outside(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights outside of the network; none of a file that has that alone."""
     is_whole = any(name.startswith("net.") for name in state)
-    extra = extra_states(state)
-    outside = {name: value for name, value in state.items() if not name.startswith("net.") and name not in extra}
-    return outside if is_whole else {}
+    weights = {name: value for name, value in state.items() if not name.endswith("_extra_state")}
+    return {name: value for name, value in weights.items() if is_whole and not name.startswith("net.")}
 
 
 def meanings(facts: Mapping[str, Any]) -> list[str]:
@@ -212,8 +212,7 @@ def load_outside(task: Any, checkpoint: Path) -> None:
     if not weights_outside(state):
         alone(task, checkpoint)
         return
-    own = task.state_dict()
-    stays = {**extra_states(own), **{name: value for name, value in own.items() if name.startswith("net.")}}
+    stays = {k: v for k, v in task.state_dict().items() if k.startswith("net.") or k.endswith("_extra_state")}
     others = {name: value for name, value in state.items() if not name.startswith("net.")}
     try:
         task.load_state_dict({**stays, **others}, strict=task.strict_loading)

@@ -29,7 +29,6 @@ from vitlab.models.differences import other_scale, other_settings
 from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, network_prefix, read_weights, unwrapped
-from vitlab.runs.format import extra_states
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
 
@@ -350,8 +349,8 @@ def _head_widths(head: State) -> tuple[int, str]:
 def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
     """Load ``state`` into ``model``, or raise a ValueError that lists what does not fit."""
     whole = model.state_dict()
-    kept = extra_states(whole)  # safetensors may have none
-    own = {name: value for name, value in whole.items() if name not in kept}
+    own = {name: value for name, value in whole.items() if not name.endswith("_extra_state")}
+    kept = {name: value for name, value in whole.items() if name not in own}  # safetensors may have no extra state
     shapes = [
         f"{name} {tuple(state[name].shape)}, not {tuple(own[name].shape)}"
         for name in own

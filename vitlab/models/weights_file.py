@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitlab.errors import preview
 from vitlab.models.arguments import ModelArgs
-from vitlab.runs.format import NewerFormat, extra_states
+from vitlab.runs.format import NewerFormat
 from vitlab.runs.manifest import torn_archive
 from vitlab.runs.shards import TornShards, read_checkpoint
 from vitlab.shipped import card_beside, find_weights, refuse_graph
@@ -84,8 +84,8 @@ def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
             content = content[name]
             sentences += [f"weights: {name}, the averaged ones"] if name.endswith("ema") else []
             break
-    state = {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
-    state |= extra_states(content)
+    named = [(name, value) for name, value in content.items() if isinstance(name, str)]
+    state = {name: v for name, v in named if isinstance(v, Tensor) or name.endswith("_extra_state")}
     if not state or len(state) < len(content):
         raise ValueError(f"{path} holds no state dict: its entries are {preview(content)}")
     state, outside = _strip_prefixes(state)

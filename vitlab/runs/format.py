@@ -36,16 +36,6 @@ class NewerFormat(ValueError):
     """A later vitlab has written the file."""
 
 
-def extra_states(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the parts of a state dict keep beside parameters and buffers, by ``get_extra_state`` of torch.
-
-    Examples:
-        >>> extra_states({"norm.weight": torch.ones(2), "norm._extra_state": {"steps": 3}})
-        {'norm._extra_state': {'steps': 3}}
-    """
-    return {name: value for name, value in state.items() if str(name).endswith("_extra_state")}
-
-
 def describe_format(optimizers: int, schedules: int, data: str | None, trained: Sequence[str] = ()) -> dict[str, Any]:
     """Return the section ``vitlab`` of a checkpoint.
 
@@ -174,8 +164,7 @@ def _wrong_sections(content: dict[str, Any]) -> str | None:
 def _is_state(state: Any) -> bool:
     if not isinstance(state, dict) or not state:
         return False
-    extra = extra_states(state)
-    return all(isinstance(value, Tensor) or name in extra for name, value in state.items())
+    return all(isinstance(value, Tensor) or str(name).endswith("_extra_state") for name, value in state.items())
 
 
 def _not_finite(content: dict[str, Any]) -> str | None:
