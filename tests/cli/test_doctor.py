@@ -180,6 +180,6 @@ def test_an_argument_of_doctor_is_refused_in_one_line(capsys):
 
 
 def test_on_windows_the_import_names_the_way_out():
-    script = "import sys, typing; sys.platform = 'win32'; import vitlab"
+    script = "import shutil, sys, typing; sys.platform = 'win32'; import vitlab"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stderr.splitlines()[-1].startswith("ImportError: vitlab needs Linux; on Windows, install it in WSL")

@@ -34,7 +34,10 @@ def value(path):
     [
         ("`threshold`, a numpy.float64,", {"epoch": 1, "threshold": np.float64(0.5)}),
         ("`callbacks.Seen.counts.1`, a numpy.ndarray,", {"callbacks": {"Seen": {"counts": [1, np.zeros(2)]}}}),
-        ("`Bars.root`, a pathlib.PosixPath,", {"w": torch.ones(2), "Bars": {"a": None, "root": PosixPath("x")}}),
+        (
+            f"`Bars.root`, a {PosixPath.__module__}.PosixPath,",
+            {"w": torch.ones(2), "Bars": {"a": None, "root": PosixPath("x")}},
+        ),
         ("`Bars.seen`, a builtins.dict,", {"Bars": {"seen": {np.int64(3): 1}}}),
         ("`Bars`, a collections.defaultdict,", {"Bars": defaultdict(int)}),
     ],
