@@ -157,6 +157,15 @@ def test_all_processes_measure_with_every_buffer_of_the_first(name, monkeypatch)
         assert not any(buffer.any() for buffer in net.buffers())
 
 
+def test_an_expanded_buffer_gets_memory_of_its_own_under_ddp_static_too(monkeypatch):
+    monkeypatch.setattr("lightning.pytorch.strategies.DDPStrategy.configure_ddp", lambda self: None)
+    strategy, net = StrategyRegistry.get("ddp_static"), torch.nn.Linear(2, 2)
+    net.register_buffer("wide", torch.ones(3, 1).expand(3, 5))
+    strategy.model = net
+    strategy.configure_ddp()
+    assert net.wide.is_contiguous() and net.wide.shape == (3, 5)
+
+
 @pytest.mark.rare
 def test_processes_validate_with_the_running_statistics_that_are_saved(tmp_path):
     (tmp_path / "normed.py").write_text(NORMED)

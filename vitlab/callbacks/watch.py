@@ -93,7 +93,7 @@ class Watch(Callback):
         """End all child processes; if communication with a lost process failed, let the thread report it first."""
         connected = self._thread.is_alive()
         if connected:
-            if isinstance(exception, RuntimeError) and is_about_peers(exception):
+            if is_about_peers(exception):
                 self._thread.join(self.patience + 10)  # the thread ends this process
             elif isinstance(exception, Stopped | KeyboardInterrupt):  # all processes leave together
                 self._say_bye()

@@ -66,11 +66,16 @@ def _each_in_its_memory(module: Any) -> list[torch.Tensor]:
     return [buffer.detach() for buffer in module.buffers()]
 
 
-class ReplicateStatic(_MeasuresWhatIsSaved, DDPStrategy):
+class PlainReplicate(_MeasuresWhatIsSaved, DDPStrategy):
     """Every process has all weights, and gradients are averaged, where each step has the same graph."""
 
+    def configure_ddp(self) -> None:
+        """Wrap the network, whose buffers DDP fills with those of the first process."""
+        _each_in_its_memory(self.model)
+        super().configure_ddp()
 
-class Replicate(_MeasuresWhatIsSaved, DDPStrategy):
+
+class Replicate(PlainReplicate):
     """Every process has all weights, and gradients are averaged: DDP, Li et al. 2020 (arXiv:2006.15704).
 
     DDP sums gradients in buckets, and rebuilds the buckets after its first step in the order in which gradients
@@ -80,7 +85,6 @@ class Replicate(_MeasuresWhatIsSaved, DDPStrategy):
 
     def configure_ddp(self) -> None:
         """Wrap the network, and reduce a gradient of zeros once."""
-        _each_in_its_memory(self.model)
         super().configure_ddp()
         ddp: Any = self.model
         ddp.module.forward = lambda zero: sum((p.sum() * 0 for p in ddp.module.parameters() if p.requires_grad), zero)
@@ -234,7 +238,7 @@ def _shard(net: Any, mesh: DeviceMesh) -> None:
 
 
 StrategyRegistry.register("ddp", Replicate, override=True, **DDP)
-StrategyRegistry.register("ddp_static", ReplicateStatic, **DDP, static_graph=True)
+StrategyRegistry.register("ddp_static", PlainReplicate, **DDP, static_graph=True)
 StrategyRegistry.register("ddp_bf16", Replicate, **DDP, ddp_comm_hook=bf16_compress_hook)
 StrategyRegistry.register("fsdp2", FullyShard)
 UNUSED = "ddp_find_unused_parameters_true"  # Lightning's name

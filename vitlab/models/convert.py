@@ -294,9 +294,8 @@ def unknown_grid(count: int | None = None) -> ValueError:
     """
     return ValueError(
         f"the file has {'' if count is None else f'{count} '}positions and does not say their grid, which is not the "
-        'network\'s: give rows and columns with --init_grid (grid=... in Python), or {"network": {"img_size": ..., '
-        '"patch_size": ...}} in '
-        "FILE.json beside it"
+        "network's: give rows and columns with --init_grid (grid=... in Python), or "
+        '{"network": {"img_size": ..., "patch_size": ...}} in FILE.json beside it'
     )
 
 

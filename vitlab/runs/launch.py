@@ -163,7 +163,8 @@ def is_about_peers(error: BaseException) -> bool:
         True
     """
     text = f"{type(error).__name__} {error}".lower()
-    return any(word in text for word in ("gloo", "nccl", "connection", "socket", "distbackend", "timed out"))
+    words = ("gloo", "nccl", "connection", "socket", "distbackend", "timed out")
+    return isinstance(error, RuntimeError) and any(word in text for word in words)
 
 
 def lost_peer(error: BaseException) -> str | None:
@@ -172,7 +173,7 @@ def lost_peer(error: BaseException) -> str | None:
     Example:
         >>> lost_peer(RuntimeError("Connection closed by peer"))  # of a process that is in no group
     """
-    if isinstance(error, RuntimeError) and is_about_peers(error) and is_connected():
+    if is_about_peers(error) and is_connected():
         return "another process of this command has ended, or cannot be reached: see what it has said"
     return None
 

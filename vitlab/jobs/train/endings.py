@@ -201,7 +201,7 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
             return f"{place}: {error.strerror}; what was saved before is intact. {first}, then {way_on}"
         case RuntimeError() | MisconfigurationException() if " conditioned on metric " in str(error):
             return one_line(error, 2000)
-        case RuntimeError() if processes > 1 and is_about_peers(error):
+        case _ if processes > 1 and is_about_peers(error):
             return f"another process of the run has ended, or cannot be reached; the run ends. Go on with {way_on}"
         case RuntimeError() if (line := lost_loader(error)) is not None:
             return f"{line}, then {way_on}"
