@@ -62,6 +62,7 @@ seeds: 2
 baseline: {pos_embed: none}
 metric: {primary: acc1}
 claims: [learned > none]
+trust_imports: pace
 """
 SLURM = """\
 run:
