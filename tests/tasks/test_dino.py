@@ -1,7 +1,10 @@
 """Self-distillation: its loss against formulas, its schedules, its crops, its runs."""
 
+import cmath
+import colorsys
 import contextlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -227,12 +230,12 @@ def test_half_of_the_masks_hide_a_share_that_is_uniform_and_each_view_has_its_ow
     assert abs((both[0] & both[1]).mean() - 0.09) < 0.01  # nor do its places
 
 
-def recolored(image, **drawn):
+def recolored(image, strength=1.0, **drawn):
     """One image recolored by these random numbers, and by others that change nothing."""
     draws = np.array([0.9, 0.7, 0.2, 0.8, 0.3, 0.9, 1.0, 0.9, 1.0])
     for place, value in drawn.items():
         draws[int(place[1:])] = value
-    return recolor(image[None], draws[None], strength=1.0, blur=1.0, solarize=0.2)[0]
+    return recolor(image[None], draws[None], strength, blur=1.0, solarize=0.2)[0]
 
 
 def test_each_change_of_colors_has_its_random_number_and_its_known_result():
@@ -248,12 +251,39 @@ def test_each_change_of_colors_has_its_random_number_and_its_known_result():
     torch.testing.assert_close(recolored(image, u0=0.7, u1=0.5, u2=0, u3=0.5, u4=0.5), flat, atol=1e-5, rtol=0)
     pale = torch.tensor([[[0.9185, 0.2326]], [[0.5185, 0.3926]], [[0.1185, 0.5526]]])  # .8 color + .2 gray
     torch.testing.assert_close(recolored(image, u0=0.7, u1=0.5, u2=0.5, u3=0, u4=0.5), pale, atol=1e-5, rtol=0)
+    vivid = torch.tensor([[[0.9195, 0.1345]], [[0.5267, 0.3585]], [[0.1195, 0.5825]]])  # 1.4 color - .4 mean gray, cut,
+    torch.testing.assert_close(recolored(image, u0=0.7, u1=0.5, u2=1, u3=0, u4=0.5), vivid, atol=1e-4, rtol=0)  # pale
+    gray = torch.tensor([[[0.84, 0.408], [0.744, 0.408]]])  # times 1.4, at most 1, then .6 gray + .4 mean gray, .6
+    made = recolored(torch.tensor([[[1.0, 0.2], [0.6, 0.2]]]), u0=0.7, u1=1, u2=0)
+    torch.testing.assert_close(made, gray, atol=1e-5, rtol=0)
     point = torch.zeros(1, 25, 31)
     point[0, 12, 15] = 1.0
-    blurred = recolored(point, u6=0.0, u7=1.0)  # a Gaussian of sigma 2
-    assert blurred[0, 12, 15] == pytest.approx(1 / (8 * np.pi), rel=1e-4)
-    assert blurred[0, 14, 15] == pytest.approx(np.exp(-0.5) / (8 * np.pi), rel=1e-4)
-    assert blurred[0, 12, 19] == pytest.approx(np.exp(-2) / (8 * np.pi), rel=1e-4)
+    for u7, sigma in ((1.0, 2.0), (0.5, 1.05)):
+        blurred = recolored(point, u6=0.0, u7=u7)
+        for y, x in ((12, 15), (14, 15), (12, 19)):
+            expected = np.exp(-((y - 12) ** 2 + (x - 15) ** 2) / (2 * sigma**2)) / (2 * np.pi * sigma**2)
+            assert blurred[0, y, x] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(("strength", "u4", "turn"), [(1, 1, 36), (1, 0.25, -18), (5, 0.75, 90), (50, 0.75, 90)])
+def test_hue_turns_as_in_colorsys(strength, u4, turn):
+    image = torch.tensor([[[0.6, 0.45]], [[0.5, 0.4]], [[0.4, 0.5]]])
+    made = recolored(image, strength, u0=0.7, u1=0.5, u2=0.5, u3=0.5, u4=u4)
+    for before, after in zip(image.flatten(1).T.tolist(), made.flatten(1).T.tolist(), strict=True):
+        y, i, q = colorsys.rgb_to_yiq(*before)
+        turned = complex(i, q) * cmath.exp(1j * math.radians(turn))
+        np.testing.assert_allclose(after, colorsys.yiq_to_rgb(y, turned.real, turned.imag), atol=0.006)
+
+
+def test_strong_jitter_reaches_black_twice_as_bright_and_the_opposite_hue_and_stays_in_range():
+    green = torch.tensor([0.0, 1.0, 0.0])[:, None, None]
+    opposite = torch.tensor([1.0, 0.174, 1.0])[:, None, None]  # 2 * .587 - green
+    for strength in (5, 50):
+        assert not recolored(green, strength, u0=0.7, u1=0, u2=0.5, u3=0.5, u4=0.5).any()
+        made = recolored(green * 0.4, strength, u0=0.7, u1=0.75, u2=0.5, u3=0.5, u4=0.5)
+        torch.testing.assert_close(made, green * 0.6, atol=1e-5, rtol=0)
+        made = recolored(green, strength, u0=0.7, u1=0.5, u2=0.5, u3=0.5, u4=1.0)
+        torch.testing.assert_close(made, opposite, atol=1e-5, rtol=0)
 
 
 def test_each_crop_draws_its_colors_by_itself_and_as_often_as_published():
@@ -274,15 +304,27 @@ def test_each_crop_draws_its_colors_by_itself_and_as_often_as_published():
     assert blurred[0] > 0.6
 
 
-def test_the_batch_cuts_what_antialiased_resizing_makes_of_each_box():
+@pytest.mark.parametrize("native", [(20, 30), (9, 7), (5, 4)])  # made smaller, both ways, and larger
+def test_the_batch_cuts_what_antialiased_resizing_makes_of_each_box(native):
     part = MultiCrop((8, 6), "bilinear").parts[0]
-    images, seeds = torch.rand(5, 1, 20, 30), np.arange(5, dtype=np.uint64)
+    images, seeds = torch.rand(5, 1, *native), np.arange(5, dtype=np.uint64)
     made = cut_batch(images, part, seeds)
     for image, crop, draws in zip(images, made, uniforms(seeds, 23), strict=True):
-        top, left, height, width = part.box((20, 30), draws)
+        top, left, height, width = part.box(native, draws)
         piece = image[None, :, top : top + height, left : left + width]
         wanted = F.interpolate(piece, (8, 6), mode="bilinear", antialias=True)[0]
         torch.testing.assert_close(crop, wanted.flip(2) if draws[22] < 0.5 else wanted, atol=2e-3, rtol=0)
+
+
+def test_large_and_small_crops_have_the_shares_of_the_image_that_were_asked_for_and_floats_stay_as_they_are():
+    crops = MultiCrop((8, 8), "bilinear", 1, 4, global_scale=(0.5, 0.7), local_scale=(0.1, 0.2), colors=0)
+    for part, ends in zip(crops.parts, [(0.5, 0.7), (0.5, 0.7), (0.1, 0.2)], strict=True):
+        for draw, share in zip((0, 1), ends, strict=True):
+            draws = np.where(np.arange(23) < 10, draw, 0.5)  # of the area, then of the aspect ratio and the place
+            _, _, height, width = part.box((3000, 3000), draws)
+            assert height * width / 9e6 == pytest.approx(share, rel=2e-3)
+    images, seeds = torch.randint(0, 256, (3, 2, 12, 10), dtype=torch.uint8), np.arange(3, dtype=np.uint64)
+    torch.testing.assert_close(crops(images / 255, seeds), crops(images, seeds))
 
 
 def test_the_network_gets_crops_normalized_as_whole_images_are():
