@@ -1,5 +1,7 @@
 """Erasing, mixup and cutmix by the batch."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from vitlab.data.known import FakeData
 from vitlab.data.loading.mix import Mix
 from vitlab.data.loading.order import Step, TrainOrder
+from vitlab.data.loading.streams import ERASE, stream, uniforms
 
 
 def _batch(n=8, size=12):
@@ -53,6 +56,29 @@ def test_erasing_fills_one_rectangle_with_noise_in_about_the_share_asked_for():
         assert 0.01 < mask.float().mean() < 0.4
     noise = images.permute(0, 2, 3, 1)[erased]
     assert abs(noise.mean()) < 0.05 and abs(noise.std() - 1) < 0.05
+
+
+def test_each_rectangle_is_the_first_of_ten_that_fits():
+    """Zhong et al. 2017: 2 to 33 % of the area, sides in proportions from .3 to 1 / .3, and where they have room."""
+    n, height, width = 60, 5, 17
+    seeds = np.arange(n, dtype=np.uint64)
+    step, mix = Step(seeds, seeds, None), Mix(0.0, 0.0, 0.7, 8)
+    images, again = (mix(torch.full((n, 2, height, width), 9.0), torch.zeros(n), step)[0] for _ in range(2))
+    assert torch.equal(images, again)  # noise is the sample's, too
+    attempts = []
+    for image, u in zip(images, uniforms(stream(seeds.astype(np.int64), ERASE), 23).tolist(), strict=True):
+        expected = torch.zeros(height, width, dtype=torch.bool)
+        for attempt in range(10):
+            area = height * width * (0.02 + (1 / 3 - 0.02) * u[attempt])
+            aspect = math.exp(math.log(0.3) + u[10 + attempt] * (math.log(1 / 0.3) - math.log(0.3)))
+            h, w = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+            if h < height and w < width:
+                top, left = math.floor(u[20] * (height - h + 1)), math.floor(u[21] * (width - w + 1))
+                expected[top : top + h, left : left + w] = u[22] < 0.7
+                attempts.append(attempt)
+                break
+        assert ((image != 9) == expected).all()
+    assert {0, 1, 2} <= {*attempts}
 
 
 @pytest.mark.parametrize("world", [2, 4])
