@@ -1,14 +1,23 @@
 """Which samples each process takes at each step."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.fabric.utilities.data import _replace_dunder_methods
 from lightning.pytorch.trainer.states import RunningStage
 from timm.data.distributed_sampler import RepeatAugSampler
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+)
 
 from tests.training import QUIET
 from vitlab.data import Digits
@@ -139,6 +148,36 @@ def test_three_copies_have_as_many_different_partners_as_with_timm():
         assert np.mean([len(different) for different in partners.values()]) >= 2  # timm: 1 in one process, 1.75 in 8
 
 
+def spread_slowly(samples):
+    """The order of `spread_copies`, one sample after another."""
+    kinds, n = list(dict.fromkeys(samples)), len(samples)  # in the order of their first copies
+    if len(kinds) == n:
+        return list(range(n))
+    copies = [samples[:i].count(sample) for i, sample in enumerate(samples)]
+    places = [
+        (copy * len(kinds) + kinds.index(sample)) / (samples.count(sample) * len(kinds))
+        for copy, sample in zip(copies, samples, strict=True)
+    ]
+    order = sorted(range(n), key=places.__getitem__)
+    for i in range(0, n - 3, 4):
+        a, b, c, d = order[i : i + 4]
+        order[i : i + 4] = [(a, b, c, d), (a, c, b, d), (a, d, b, c)][copies[a] % 3]
+    for i in range(0, n - 1, 2):
+        own, other = (samples[j] for j in order[i : i + 2])
+        others = [j for j in range(0, n - 1, 2) if own not in (samples[order[j]], samples[order[j + 1]])]
+        if own == other and others:
+            nearest = min(others, key=lambda j: abs(j - i))
+            order[i + 1], order[nearest + 1] = order[nearest + 1], order[i + 1]
+    return order
+
+
+def test_copies_stand_as_in_a_slow_version_of_the_order_that_resumed_runs_rely_on():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        samples = rng.integers(0, rng.integers(1, 9), rng.integers(1, 26))
+        assert spread_copies(samples).tolist() == spread_slowly(samples.tolist())
+
+
 @pytest.mark.slow
 def test_any_samples_that_fill_no_more_than_half_of_a_batch_are_neighbors_of_others():
     rng = np.random.default_rng(0)
@@ -180,20 +219,51 @@ def test_evaluation_shows_every_sample_once_in_equally_many_batches(world, batch
 
 @pytest.mark.parametrize("n", [2, 7, 9, 17])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_processes_evaluate_each_sample_of_a_users_loader_once_in_equally_many_batches(n, shuffle):
+@pytest.mark.parametrize("given", ["size", "sampler"])
+def test_processes_evaluate_each_sample_of_a_users_loader_once_in_equally_many_batches(n, shuffle, given):
     world, seen, lengths = 2, [], set()
     loader = DataLoader(list(range(n)), batch_size=4, shuffle=shuffle)
+    if given == "sampler":
+        loader = DataLoader(loader.dataset, batch_sampler=loader.batch_sampler)
     for rank in range(world):
-        trainer = L.Trainer(accelerator="cpu", barebones=True)
-        connector = trainer._data_connector
-        connector.trainer = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": world, "rank": rank})
-        connector._requires_distributed_sampler = lambda loader: True
-        evaluate_samples_once(trainer)
-        shared = connector._prepare_dataloader(loader, shuffle=shuffle, mode=RunningStage.VALIDATING)
+        shared = _shared(loader, rank, shuffle)
         seen += [number for batch in shared for number in batch.tolist()]
         lengths.add(len(shared))
-    assert sorted(seen) == list(range(n)) and len(lengths) == 1
+    assert lengths == {-(-n // 8)} and sorted(seen) == list(range(n))
+    assert shuffle or seen == [*range(0, n, 2), *range(1, n, 2)]
+    assert not shuffle or n < 9 or seen != [*range(0, n, 2), *range(1, n, 2)]
     assert len(loader) == -(-n // 4)  # it is not changed itself
+
+
+def test_samples_that_processes_cannot_share_evenly_are_lightnings():
+    alone = [[batch.tolist() for batch in _shared(DataLoader([5], batch_size=4), rank)] for rank in range(2)]
+    assert alone == [[[5]], [[5]]]  # else the second would wait for ever
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["made", "made in a hook"])
+@pytest.mark.parametrize("mode", [RunningStage.TRAINING, RunningStage.VALIDATING])
+def test_processes_share_the_batches_of_a_sampler_of_batches_that_was_given(mode, saved):
+    """Lightning took all samples in place of the ten, one by one."""
+    batches = BatchSampler(SubsetRandomSampler(range(10, 20)), 3, drop_last=mode is RunningStage.TRAINING)
+    with _replace_dunder_methods(DataLoader, "dataset") if saved else nullcontext():
+        given = DataLoader(list(range(30)), batch_sampler=batches)
+    shares = [[batch.tolist() for batch in _shared(given, rank, mode=mode)] for rank in range(2)]
+    seen = [number for share in shares for batch in share for number in batch]
+    assert [[len(batch) for batch in share] for share in shares] == [
+        [3] if mode is RunningStage.TRAINING else [3, 2]
+    ] * 2
+    assert len({*seen}) == len(seen) and {*seen} <= {*range(10, 20)}
+
+
+def _shared(loader, rank, shuffle=False, mode=RunningStage.VALIDATING):
+    """The loader of one of two processes."""
+    trainer = L.Trainer(accelerator="cpu", barebones=True)
+    connector = trainer._data_connector
+    facts = {"overfit_batches": 0, "state": SimpleNamespace(fn=None)}
+    connector.trainer = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 2, "rank": rank}, **facts)
+    connector._requires_distributed_sampler = lambda loader: True
+    evaluate_samples_once(trainer)
+    return connector._prepare_dataloader(loader, shuffle=shuffle, mode=mode)
 
 
 @pytest.mark.parametrize("mode", [RunningStage.TRAINING, RunningStage.VALIDATING])
@@ -267,9 +337,21 @@ def test_a_sampler_of_a_users_own_leaves_all_random_numbers_as_they_were(monkeyp
     seeded = []
     monkeypatch.setattr("torch.cuda.manual_seed_all", seeded.append)  # what torch.manual_seed also calls
     before = torch.get_rng_state()
-    assert sorted(SameDraws(SubsetRandomSampler(range(10)))) == list(range(10))
+    draws, orders = SameDraws(SubsetRandomSampler(range(10))), []
+    for seed, epoch in (("1", 0), ("1", 1), ("2", 1)):
+        monkeypatch.setenv("PL_GLOBAL_SEED", seed)
+        draws.set_epoch(epoch)
+        orders.append([*draws])
+        assert sorted(orders[-1]) == list(range(10)) and orders[-1] == [*draws]
+    assert orders[0] != orders[1] != orders[2]
     assert not seeded
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_sampler_of_a_users_own_is_told_the_epoch():
+    draws = SameDraws(DistributedSampler(range(10), num_replicas=1, rank=0))
+    draws.set_epoch(3)
+    assert draws.sampler.epoch == draws.epoch == 3
 
 
 @pytest.mark.parametrize(

@@ -57,12 +57,12 @@ class SharedBatches:
         shuffle: Whether the loader shuffles; all processes then draw the same order.
     """
 
-    def __init__(self, loader: DataLoader[Any], num_replicas: int, rank: int, shuffle: bool = False) -> None:
+    def __init__(self, loader: Any, num_replicas: int, rank: int, shuffle: bool = False) -> None:
         self.sampler: Any = loader.sampler
         if isinstance(self.sampler, RandomSampler | SequentialSampler):
             self.sampler = DistributedSampler(loader.dataset, num_replicas=1, rank=0, shuffle=shuffle)
         self.n = len(self.sampler)
-        self.order = EvalOrder(self.n, (loader.batch_size or 1) * num_replicas, rank, num_replicas)
+        self.order = EvalOrder(self.n, loader.batch_size * num_replicas, rank, num_replicas)
 
     def __len__(self) -> int:
         return len(self.order)
@@ -90,16 +90,30 @@ def _prepared(connector: Any, loader: Any, shuffle: bool, mode: Any) -> Any:
         way_out = "unless it divides its samples itself: then set `deals_samples = True` in the data"
         rank_zero_warn(f"{type(loader.dataset).__name__} {whole}, in training and evaluation, {way_out}")
     divides = isinstance(loader, DataLoader) and connector._requires_distributed_sampler(loader)
+    is_usual = divides and type(loader.batch_sampler) is BatchSampler
+    loader = _with_sizes(loader) if is_usual and loader.batch_size is None else loader
     if divides and not _takes_all(loader.sampler):
         loader, sampler, shuffle = copy.copy(loader), SameDraws(loader.sampler), False  # it has its own order
         vars(loader)["sampler"] = sampler  # torch refuses to set it
-    is_usual = divides and type(loader.batch_sampler) is BatchSampler and not loader.drop_last
-    if is_usual and mode.evaluating and loader.batch_size != 1:
+    if is_usual and mode.evaluating and not loader.drop_last and loader.batch_size != 1:
         batches, shared = SharedBatches(loader, **place, shuffle=shuffle), copy.copy(loader)
         if batches.n >= place["num_replicas"]:
             vars(shared).update(batch_sampler=batches, sampler=batches.order, _iterator=None)  # torch refuses to set
             return shared
     return type(connector)._prepare_dataloader(connector, loader, shuffle=shuffle, mode=mode)
+
+
+def _with_sizes(loader: Any) -> Any:
+    """Return a loader that was given a BatchSampler with its sampler and sizes as its own.
+
+    Lightning reads them from the loader, and else takes all samples, in an order of its own, and no batches.
+    """
+    batches, known = loader.batch_sampler, copy.copy(loader)
+    sizes = {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
+    vars(known).update(sampler=batches.sampler, **sizes)  # torch refuses to set
+    if saved := vars(loader).get("__pl_saved_kwargs"):  # of one that was made in a hook
+        vars(known)["__pl_saved_kwargs"] = saved | sizes
+    return known
 
 
 def _takes_all(sampler: Any) -> bool:
