@@ -16,7 +16,7 @@ from vitlab import load
 from vitlab.cli.main import main
 from vitlab.data import Digits, ImageFolder
 from vitlab.data.loading.order import EvalOrder, TrainOrder
-from vitlab.data.loading.own_ratio import OwnRatio, Tokens
+from vitlab.data.loading.own_ratio import OwnRatio, OwnRatioCropFlip, Tokens
 from vitlab.errors import UsageError
 from vitlab.packed_batch import PackedBatch
 from vitlab.pretraining import MAE
@@ -81,6 +81,31 @@ def test_evaluation_takes_every_image_once_and_as_many_steps_in_each_process(wor
     assert sorted(np.concatenate([i for own in steps for i in own]).tolist()) == list(range(63))
     assert {len(own) for own in steps} == {len(order) for order in orders} == {len(steps[0])}
     assert max(counts[i].sum() for own in steps for i in own) <= 6 // world * 16
+
+
+def test_a_process_with_small_images_cuts_its_largest_batches_until_it_has_as_many_as_others():
+    orders = [EvalOrder(60, 4, rank, 2, Tokens(np.tile([16, 1], 30), 16)) for rank in range(2)]
+    large, small = ([step.indices.tolist() for step in order.steps()] for order in orders)
+    assert large == [[i, i + 2] for i in range(0, 60, 4)]
+    assert len(small) == 15 and [i for step in small for i in step] == [*range(1, 60, 2)]
+    assert {len(step) for step in small} <= {1, 2, 3, 4}
+
+
+def test_an_unreadable_image_is_replaced_by_another_of_no_more_patches():
+    counts = np.array([4, 1, 2, 3, 4, 2])
+    order = TrainOrder(6, 2, seed=0, tokens=Tokens(counts, 4))
+    for index, partner, others in ((0, 3, {1, 2, 4, 5}), (3, 2, {1, 5}), (2, 4, {1, 5}), (1, 0, set())):
+        drawn = [order.stand_ins(index, seed, partner) for seed in range(20)]
+        assert all(set(one) <= others and len(set(one)) == len(one) for one in drawn)
+        assert set().union(*drawn) == others
+
+
+def test_an_image_is_resized_to_its_patches_whole_or_cropped():
+    own = OwnRatio(8, (32, 32), "bicubic")
+    image = Image.effect_noise((60, 20), 50)
+    assert own.tokens(np.array([[20, 60], [60, 20], [16, 8]], dtype=np.int32)).counts.tolist() == [14, 14, 2]
+    assert own(image) == image.resize((56, 16), Image.Resampling.BICUBIC)  # 2.3 x 6.9 patches
+    assert OwnRatioCropFlip(own, 0.5)(image, 0).size == (56, 16)
 
 
 def test_packed_batches_hold_the_images_as_read_one_by_one(photos):
