@@ -208,6 +208,16 @@ def test_a_probe_writes_the_start_of_its_network(tmp_path, monkeypatch):
     assert found.keys() == {"token_sd", "pos_to_content", "token_steps"} and found["token_steps"] == [2, 4]
 
 
+def test_data_of_ones_own_are_measured_by_their_first_training_batch(tmp_path):
+    net = VisionTransformer(img_size=8, in_chans=1, patch_size=4, embed_dim=8, depth=1, num_heads=2)
+    images, task = torch.randn(2, 1, 8, 8), SimpleNamespace(net=net, device=torch.device("cpu"))
+    trainer = SimpleNamespace(default_root_dir=tmp_path, datamodule=object(), global_step=0)
+    for number, batch in [(0, {"image": images}), (0, [images.byte()]), (0, [images, images]), (1, [10 * images])]:
+        Start().on_train_batch_start(trainer, task, batch, number)
+    found = json.loads((tmp_path / "start.json").read_text())
+    assert found == {**token_spread(net, images), "token_steps": [4, 4]}
+
+
 def test_the_start_of_a_network_is_measured_on_its_tokens():
     torch.manual_seed(0)
     size = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}

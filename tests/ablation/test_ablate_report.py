@@ -316,6 +316,13 @@ def test_arms_that_agree_on_every_image_have_no_interval_as_seeds_that_agree_hav
     assert joint[1] == ["learned", "2", "+0.0000", "-"]
 
 
+def test_seeds_of_one_difference_that_are_right_on_other_images_have_no_interval_of_no_width(tmp_path, monkeypatch):
+    said = {("none", 0): [0] * 4, ("none", 1): [0] * 4, ("learned", 0): [1, 0, 0, 0], ("learned", 1): [0, 1, 0, 0]}
+    tables = {key: {"index": [0, 1, 2, 3], "target": [1] * 4, "prediction": value} for key, value in said.items()}
+    ((_, _, (joint, _)),) = image_by_image(tmp_path, monkeypatch, tables)[2]
+    assert joint[1] == ["learned", "2", "+0.2500", "-"]
+
+
 def test_intervals_of_images_and_of_curves_have_the_coverage_that_the_file_names(tmp_path, monkeypatch):
     said = {"none": ([0, 1, 0, 1], [0, 0, 0, 0]), "learned": ([1, 1, 0, 1], [1, 1, 1, 1])}  # gains 1 0 0 0 and 1 1 1 1
     shared = {"index": [0, 1, 2, 3], "target": [1] * 4}

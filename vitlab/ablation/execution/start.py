@@ -1,6 +1,7 @@
 """What a probe measures before its first step: a callback of its own process, imported there by its class path."""
 
 import math
+from typing import Any
 
 import lightning as L
 import torch
@@ -29,13 +30,25 @@ class Start(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write both; tokens are those of a batch of validation images, or of training images if there are none."""
         RunDir(trainer.default_root_dir).write("length.json", whole_length(trainer, pl_module, self.max_steps))
-        net, data = getattr(pl_module, "net", None), getattr(trainer, "datamodule", None)
-        if data is None or not hasattr(data, "iterate_batches") or not isinstance(net, VisionTransformer):
+        data: Any = getattr(trainer, "datamodule", None)
+        if data is not None and hasattr(data, "iterate_batches"):
+            loader = data.val_dataloader() or data.train_dataloader()
+            self._measure(trainer, pl_module, next(iter(data.iterate_batches(loader)))[0])
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Measure data of one's own, by the first training batch as the task receives it."""
+        if trainer.global_step or batch_idx or hasattr(getattr(trainer, "datamodule", None), "iterate_batches"):
             return
-        loader = data.val_dataloader() or data.train_dataloader()
-        images, _ = next(iter(data.iterate_batches(loader)))
-        found = {**token_spread(net, images.to(pl_module.device)), "token_steps": list(token_steps(net))}
-        RunDir(trainer.default_root_dir).write("start.json", found)
+        images = batch[0] if isinstance(batch, list | tuple) and batch else None
+        if isinstance(images, torch.Tensor) and images.ndim == 4 and images.is_floating_point():
+            self._measure(trainer, pl_module, images)
+
+    def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule, images: torch.Tensor) -> None:
+        if isinstance(net := getattr(pl_module, "net", None), VisionTransformer):
+            found = {**token_spread(net, images.to(pl_module.device)), "token_steps": list(token_steps(net))}
+            RunDir(trainer.default_root_dir).write("start.json", found)
 
 
 def whole_length(trainer: L.Trainer, task: L.LightningModule, max_steps: int) -> dict[str, float]:

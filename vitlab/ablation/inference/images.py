@@ -68,9 +68,10 @@ def pairs_of(results: CellResults) -> Pairs:
             found.rows.append({**row, "only_arm": only, "only_baseline": less, "p": mcnemar(only, less)})
             gains.append(right.to_numpy(float) - other)
         if len(gains) > 1 and len({len(gain) for gain in gains}) == 1 and len(gains[0]) > 1:
-            value, low, high = seeds_and_images(values := np.stack(gains), results.ablation.stats.ci)
+            value, low, high = seeds_and_images(np.stack(gains), results.ablation.stats.ci)
+            if high - low < 1e-9:  # as of arms that agree on each image, or whose seeds do on the difference alone
+                low = high = NAN
             low, high = cut(low, high, within=(-1.0, 1.0))  # where differences of accuracies end
-            low, high = (low, high) if np.ptp(values) else (NAN, NAN)  # arms that agree on each image show no spread
             row = {"arm": arm.name, "baseline": baseline.name, "n": len(gains), "n_images": len(gains[0])}
             found.joint.append({**row, "difference": value, "difference_low": low, "difference_high": high})
     return found
