@@ -89,7 +89,21 @@ def test_another_folder_of_photos_is_refused_where_the_protocol_knows_its_digest
     with pytest.raises(UsageError, match=r"of 'train' are not those of the protocol.*; `--data .*wrong` must be"):
         Bench(tmp_path / "cells", wrong, checked).pictures.of("photos")
     assert Bench(tmp_path / "cells", right, checked).pictures.of("photos").train.digest() == digest
-    assert Bench(tmp_path / "cells", wrong, settings).pictures.of("photos").train.digest() != digest, "without digests"
+    assert Bench(tmp_path / "others", wrong, settings).pictures.of("photos").train.digest() != digest, "without digests"
+
+
+def test_cells_of_a_folder_have_one_set_of_images_where_the_protocol_has_no_digests(tmp_path):
+    one, other = as_pngs(tmp_path / "one", [3, 3]), as_pngs(tmp_path / "other", [3, 3], shade=1)
+    settings = tiny() | {"validation": 2}
+    settings["trainings"] |= {"photos": {"images": 4}, "few": {"images": 2}}
+    settings["test"] |= {"photos": 6}
+    for _ in range(2):
+        assert len(Bench(tmp_path / "cells", one, settings).pictures.of("photos").train.labels) == 4
+    says = (
+        r"of 'train' are not those of the cells in .*cells, by images.json there.*; give those, or another `--folder`"
+    )
+    with pytest.raises(UsageError, match=says):
+        Bench(tmp_path / "cells", other, settings).pictures.of("photos")
 
 
 @pytest.mark.parametrize(
