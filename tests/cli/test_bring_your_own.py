@@ -18,6 +18,8 @@ from tests.cli.own import BARS, FACTS, NET, SHORT, TESTS, VIT, one_line, save_di
 from vitlab.class_paths import choice_text
 from vitlab.cli.main import main
 from vitlab.config import trust
+from vitlab.jobs.restore import restore
+from vitlab.runs.directory import RunDir
 
 pytestmark = pytest.mark.usefixtures("userpkg")
 
@@ -76,6 +78,18 @@ def test_a_run_on_data_that_deals_samples_and_state_nothing_is_measured(monkeypa
     assert main(["fit", *VIT, *FACTS, *BARS, *short]) == 0
     assert main(["test", "own", "--trust_imports=userpkg"]) == 0
     assert read("own", "run.json")["promises"] == {}  # vitlab does not know how they divide
+
+
+@pytest.mark.slow
+def test_files_to_predict_are_divided_among_processes_once_on_own_data_too():
+    """Lightning divided the share of each process again: half of the predictions were missing."""
+    assert main(["fit", *VIT, *FACTS, *BARS, "--trainer.accelerator=cpu", "--trainer.max_steps=1", "--name=own"]) == 0
+    run, two = RunDir("runs/own"), ["--trainer.accelerator=cpu", "--trainer.devices=2"]
+    divides = [
+        restore(run, run.path / "checkpoints/last.ckpt", two, **settings).trainer._accelerator_connector
+        for settings in ({"use_distributed_sampler": False}, {})
+    ]
+    assert [connector.use_distributed_sampler for connector in divides] == [False, True]
 
 
 @pytest.mark.rare

@@ -210,7 +210,7 @@ class VitlabCLI(LightningCLI):
             for callback in self.added_callbacks:
                 if isinstance(callback, Bar):
                     callback.hidden = True
-        if not deals_samples(self.datamodule):
+        if not deals_samples(self.datamodule) and "use_distributed_sampler" not in self.trainer_settings:
             config["use_distributed_sampler"] = True
         check_strategy_name(config.get("strategy"))
         config |= launched_devices(config.get("devices", "auto"), config.get("num_nodes", 1))
