@@ -46,16 +46,25 @@ class DiskCache:
 
     def get(self, place: tuple[int, ...]) -> bytes | None:
         """Return the bytes of a range, or None; ``place`` is the number of its file, offset and length."""
-        number, offset, length = place
         try:
-            content = (self.folders[number] / f"{offset}-{length}").read_bytes()
+            content = self._path(place).read_bytes()
         except OSError:
             return None
         data = content[_CRC:]
-        if len(data) != length or zlib.crc32(data) != int.from_bytes(content[:_CRC]):
-            return None  # as after a power failure: fetched and written again
-        self._touch(self.folders[number])
+        if len(data) != place[2] or zlib.crc32(data) != int.from_bytes(content[:_CRC]):
+            self.forget(place)  # as after a power failure: fetched and written again
+            return None
+        self._touch(self.folders[place[0]])
         return data
+
+    def forget(self, place: tuple[int, ...]) -> None:
+        """Delete a range whose bytes are wrong, so that the next ones are kept in its place."""
+        with contextlib.suppress(OSError):
+            self._path(place).unlink()
+
+    def _path(self, place: tuple[int, ...]) -> Path:
+        number, offset, length = place
+        return self.folders[number] / f"{offset}-{length}"
 
     def put(self, ranges: Mapping[tuple[int, ...], bytes]) -> None:
         """Keep ranges, as far as there is room; a disk that cannot be written to is told once."""
@@ -83,8 +92,8 @@ class DiskCache:
     def _admitted(self, ranges: Mapping[tuple[int, ...], bytes], total: int) -> tuple[int, list[tuple[Path, bytes]]]:
         """Return the total with the new ranges for which there is room, and these, each with its path."""
         admitted, added = [], 0
-        for (number, offset, length), data in ranges.items():
-            path, size = self.folders[number] / f"{offset}-{length}", _CRC + length
+        for place, data in ranges.items():
+            path, size = self._path(place), _CRC + len(data)
             if path.exists():
                 continue
             if total + added + size > self.budget:
@@ -100,7 +109,7 @@ class DiskCache:
         """Evict ranges of other files until there is room; return the number of bytes that are left."""
         now, left, folders = time.time(), 0, []
         for folder in [entry for entry in self.root.iterdir() if entry.is_dir()]:
-            size = 0
+            used, size = folder.stat().st_mtime, 0
             for file in folder.iterdir():
                 if file.suffix:  # of a process that was killed: none other writes now
                     file.unlink()
@@ -108,7 +117,7 @@ class DiskCache:
                     size += file.stat().st_size
             left += size
             if folder not in self.folders:
-                folders.append((folder.stat().st_mtime, folder, size))
+                folders.append((used, folder, size))
         for used, folder, size in sorted(folders):
             if left + needed <= _ROOM * self.budget or now - used < _UNUSED:
                 break

@@ -86,6 +86,12 @@ class Ranges(Store):
             raise OSError(f"{len(found)} of {length} bytes")
         return found
 
+    def forget(self, file: str) -> None:
+        """Forget the bytes of a remote image, which are not those that were stored: the next read asks for them."""
+        self.fetched.pop(file, None)
+        if self.cache:
+            self.cache.forget(tuple(self.rows[self.number[file]].tolist()))
+
     def expect(self, files: list[str]) -> None:
         """Prefetch the remote files that are read next, all at once."""
         self.fetched, self.misses = {}, 0

@@ -135,6 +135,7 @@ class PackedStore(Store):
             return self.shards[int(row["shard"])], start, start + length
         data = self.remote.read(file)
         if zlib.crc32(data) != row["crc"]:
+            self.remote.forget(file)
             raise OSError("differs from what was packed")
         return data, 0, length
 
