@@ -350,6 +350,16 @@ def test_words_for_nothing_are_classes_and_mark_empty_cells_among_numbers(tmp_pa
         Rows("t.csv", table, ["grade"], {})
 
 
+def test_classes_and_groups_that_differ_only_in_spaces_or_case_are_told():
+    frame = pd.DataFrame({"path": list("abcd"), "y": ["cat", "cat ", "A", "a"], "group": ["p1", "P1", "p2", "p3"]})
+    rows = Rows("a.csv", frame, ["y"], {"group": "group"})
+    assert [note.partition(", and")[0] for note in rows.notes] == [
+        "'P1' and 'p1' count as two groups", "'cat' and 'cat ' count as two classes",
+    ]  # fmt: skip
+    labels = Rows("a.csv", frame.assign(y=["cat;Dog", "dog", "cat", "cat"]), ["y"], {}, kind="multilabel")
+    assert len(labels.notes) == 1 and labels.notes[0].startswith("'Dog' and 'dog' count as two classes")
+
+
 def test_numbers_that_32_bits_would_merge_are_refused_in_training_alone():
     table = pd.DataFrame({"path": list("abcd"), "seconds": 1.7e9 + np.array([0.0, 18, 90, 170])})
     with pytest.raises(

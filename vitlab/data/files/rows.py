@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlab.data.files.walk import ALIKE, alike
 from vitlab.ranges import check_word
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Rows:
         for column in (*(table[name] for name in paths), *map(self._column, ("split", "group", "weight"))):
             self._refuse_empty(column)
         self.paths, self.splits, self.groups = self._words("path") or [], self._words("split"), self._words("group")
+        self._note_alike("groups", self.groups or [])
         self.names: list[str] = []  # of the labels, or the class of each row
         self._read(cells, separator)
 
@@ -177,7 +179,12 @@ class Rows:
         column = self._column(part)
         return None if column is None else [str(value) for value in column]
 
+    def _note_alike(self, what: str, names: Sequence[str]) -> None:
+        for first, second, *_ in alike(names)[:1]:
+            self.notes.append(f"{first!r} and {second!r} count as two {what}, and {ALIKE}")
+
     def _note_words(self, names: list[str]) -> None:
+        self._note_alike("classes", names)
         if words := [name for name in names if name.lower() in _LIKE_EMPTY]:
             self.notes.append(f"a cell with {' or '.join(words)} is of that class: only one without any text is empty")
 

@@ -2,11 +2,11 @@
 
 import os
 import unicodedata
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
+ALIKE = "differ only in case, spaces, or how accents are encoded"
 _FEW = 4  # images per class in the sample
 _NOT_PHOTOS = ("thumbs.db", "desktop.ini", "__macosx")
 
@@ -44,19 +44,29 @@ def classes_in(folder: Path) -> tuple[list[str], list[str]]:
     """Return the names of the folders with files, and of those without.
 
     Raises:
-        ValueError: Two classes differ only in case, or in how accents are encoded, which some file systems change.
+        ValueError: Two classes are alike: some file systems change case, and how accents are encoded.
     """
     found = [(entry.name, next(files_below(entry.path), None)) for entry in visible(folder) if is_folder(entry)]
     names = [name for name, file in found if file is not None]
-    composed = {name: unicodedata.normalize("NFC", name) for name in names}
-    spellings = {name: text.lower() if len(text) > 1 else text for name, text in composed.items()}  # a, A: letters
-    counts = Counter(spellings.values())
-    if twice := [name for name in names if counts[spellings[name]] > 1]:
+    if twice := next(iter(alike(names)), None):
         shown = ", ".join(twice).encode("ascii", "backslashreplace").decode()  # accents look the same
-        raise ValueError(
-            f"the classes {shown} in {folder} differ only in case, or in how accents are encoded: join or rename them"
-        )
+        raise ValueError(f"the classes {shown} in {folder} {ALIKE}: join or rename them")
     return names, [name for name, file in found if file is None]
+
+
+def alike(names: Iterable[str]) -> list[list[str]]:
+    """Return the names that differ only in case, in spaces, or in how accents are encoded, if any do.
+
+    Single letters may differ in case.
+
+    >>> alike(["cat", "Cat ", "a", "A", "dog"])
+    [['Cat ', 'cat']]
+    """
+    found: dict[str, list[str]] = {}
+    for name in sorted({*names}):
+        text = " ".join(unicodedata.normalize("NFC", name).split())
+        found.setdefault(text.lower() if len(text) > 1 else text, []).append(name)
+    return [same for same in found.values() if len(same) > 1]
 
 
 def sample_files(folder: Path) -> list[str]:
