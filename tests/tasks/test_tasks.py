@@ -386,6 +386,11 @@ def test_weights_of_images_and_classes_weigh_the_training_loss_alone():
     assert torch.allclose(task.train_loss(logits, targets), (each * of_classes[targets]).mean())
     assert torch.allclose(task.eval_loss(logits, targets), each.mean())
     assert "loss_weights" not in task.state_dict()
+    task = Classifier(num_classes=3, label_smoothing=0, class_weights=[1, 2, 5], loss="bce", **TINY)
+    one_hot = F.one_hot(targets, 3)
+    each = -(of_classes * one_hot * F.logsigmoid(logits) + (1 - one_hot) * F.logsigmoid(-logits)).mean(1)
+    assert torch.allclose(task.train_loss(logits, targets), each.mean())
+    assert torch.allclose(task.train_loss(logits, targets, weights), (each * weights).mean())
     numbers, values = torch.randn(6, 2), torch.randn(6, 2)
     task = Regressor(num_targets=2, **TINY)
     expected = ((numbers - values) ** 2).mean(1)
@@ -413,6 +418,13 @@ def test_a_step_loss_that_returns_something_else_is_named(found, told, monkeypat
         task.training_step((torch.zeros(2, 1, 8, 8), torch.zeros(2)), 0)
 
 
+def test_classes_and_labels_without_images_weigh_nothing_and_one():
+    classes = torch.tensor([4, 4, 1, 4, 2, 2])  # six images of three classes
+    torch.testing.assert_close(balanced(classes, 6), torch.tensor([0, 2.0, 1.0, 0, 2 / 3, 0]))
+    labels = torch.tensor([[0, 1, 1], [0, 0, 1], [0, 0, 1], [0, 0, 0]])
+    torch.testing.assert_close(balanced(labels, 3), torch.tensor([1.0, 3.0, 1 / 3]))  # negatives of each positive
+
+
 def test_balanced_weights_come_from_the_training_split():
     class Data(L.LightningDataModule):
         splits = {"train": TensorImages(torch.zeros(6, 1, 8, 8), torch.tensor([0, 0, 0, 0, 2, 2]))}  # noqa: RUF012
@@ -426,7 +438,6 @@ def test_balanced_weights_come_from_the_training_split():
     task = Classifier(num_classes=3, class_weights="balanced", **TINY)
     L.Trainer(max_steps=1, **QUIET).fit(task, datamodule=Data())
     assert task.loss_weights.tolist() == [0.75, 0.0, 1.5]
-    assert torch.equal(balanced(torch.tensor([[1, 0], [1, 1], [1, 0], [0, 0]]), 2), torch.tensor([1 / 3, 3.0]))
     with pytest.raises(ValueError, match="`class_weights: balanced` needs a data set of vitlab"):
         fit(Classifier(num_classes=3, class_weights="balanced", **TINY), torch.zeros(4, dtype=torch.long))
 

@@ -18,7 +18,7 @@ from vitlab.interface import batches_of_a_step, images_of_batch
 from vitlab.layers.precision import norm_of_gradients
 from vitlab.optim import describe_groups
 from vitlab.tasks import Classifier, LinearProbe
-from vitlab.tasks.optimizer import build_optimizer
+from vitlab.tasks.optimizer import build_optimizer, clip_or_skip
 
 TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 3}
 
@@ -145,6 +145,7 @@ def test_what_a_subclass_of_a_task_adds_is_trained_at_the_peak_rate():
     changed = {name for name, value in task.state_dict().items() if not torch.equal(value, before[name])}
     assert changed >= {"after.weight", "after.bias", "gain", "net.head.weight"}
     assert not {"still.weight", "still.bias"} & changed
+    assert [group["lr"] for group in task.optimizer_groups(4.0)][-2:] == pytest.approx([0.4, 0.4])  # of a larger batch
 
 
 def test_groups_that_lack_a_trained_parameter_are_refused():
@@ -184,8 +185,10 @@ def test_rates_among_the_arguments_relate_to_the_last_layer_and_one_of_zero_deca
 
 @pytest.mark.parametrize("opt", ["muon", "adamuon", "timm.optim.Muon"])
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest(opt):
-    task = Classifier(**TINY, opt=opt, pos_embed="learned")
-    state = fit(task).optimizers[0].state
+    wide = {"in_chans": 4, "num_classes": 6}  # of shapes that timm would give to Muon
+    task = Classifier(**TINY | wide, opt=opt, pos_embed="learned")
+    repeated = lambda data: TensorDataset(data.tensors[0].expand(-1, 4, -1, -1), data.tensors[1])  # noqa: E731
+    state = fit(task, form=repeated).optimizers[0].state
     of_muon = {name for name, p in task.net.named_parameters() if "momentum_buffer" in state[p]}
     assert of_muon == {name for name, p in task.net.named_parameters() if name.startswith("blocks.") and p.ndim == 2}
     assert all(
@@ -414,6 +417,26 @@ def test_a_step_of_infinite_gradients_is_skipped_and_its_images_are_counted(reco
     skipped = 4 * accumulated
     assert (int(record.epoch_sums["n"]), int(record.epoch_sums["skipped"])) == (12 - skipped, skipped)
     assert 0 < record.epoch_sums["loss"] / (12 - skipped) < 2
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "limit"), [("value", 0.01), ("norm", 0.01), (None, 0.01), ("value", 0), ("norm", None)]
+)
+def test_gradients_are_clipped_as_torch_does_and_their_norm_is_that_before(algorithm, limit, monkeypatch):
+    monkeypatch.setattr(Classifier, "trainer", SimpleNamespace(precision_plugin=SimpleNamespace(scaler=None)))
+    task = Classifier(**TINY)
+    optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
+    for p in task.parameters():
+        p.grad = torch.randn_like(p)
+    task.net.cls_token.grad = None  # of a part that this step did not use
+    grads = [p.grad.clone() for p in task.parameters() if p.grad is not None]
+    norm = torch.cat([grad.flatten() for grad in grads]).norm()
+    clip_or_skip(task, optimizer, limit, algorithm)
+    scale = 1.0 if not limit or algorithm == "value" else limit / norm
+    most = limit if limit and algorithm == "value" else math.inf
+    found = [p.grad for p in task.parameters() if p.grad is not None]
+    torch.testing.assert_close(found, [(grad * scale).clamp(-most, most) for grad in grads])
+    torch.testing.assert_close(task.grad_norm, norm)
 
 
 def test_an_overflow_of_a_float16_scaler_is_skipped_and_lowers_its_factor(record):

@@ -112,9 +112,8 @@ def build_optimizer(
 def _of_timm(name: str, args: Mapping[str, Any], groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
     from timm.optim import create_optimizer_v2
 
-    defaults: dict[str, Any] = {"lr": lr, "weight_decay": 0.0, "filter_bias_and_bn": False}
     try:
-        return create_optimizer_v2(groups, opt=name, **defaults, **args)
+        return create_optimizer_v2(groups, opt=name, lr=lr, **args)
     except TypeError as error:
         raise ValueError(f"`opt`: {name} of timm refuses its arguments: {error}") from error
 
