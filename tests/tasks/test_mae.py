@@ -1,6 +1,7 @@
 """The masked autoencoder: its loss against a slow version, its masks, its parameters, its runs."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,14 +59,24 @@ def slowly(task, image, order):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{}, {"norm_pix": False, "pos_embed": "rope2d"}, T2T, {"hide": "pixels", "pos_embed": "conv"}], ids=str
+    "arguments",
+    [
+        {},
+        {"norm_pix": False, "pos_embed": "rope2d", "img_size": [6, 10], "patch_size": [2, 1]},
+        T2T,
+        {"hide": "pixels", "pos_embed": "conv", "img_size": [10, 4]},
+    ],
+    ids=str,
 )
 def test_loss_and_gradients_equal_a_slow_version(arguments):
     torch.manual_seed(0)
     task = MAE(**TINY | LIGHT | arguments).double().eval()
     if task.cover is not None:
         torch.nn.init.normal_(task.cover)
-    images, order = torch.randn(3, 2, 8, 8, dtype=torch.float64), torch.stack([torch.randperm(16) for _ in range(3)])
+    n = math.prod(task.net.grid_size)
+    assert task.num_kept == n // 4 > 1
+    images = torch.randn(3, 2, *task.net.img_size, dtype=torch.float64)
+    order = torch.stack([torch.randperm(n) for _ in range(3)])
     fast, slow = (
         task.pixel_loss(images, order),
         torch.stack([slowly(task, *pair) for pair in zip(images, order, strict=True)]).mean(),
@@ -114,12 +125,12 @@ def test_masks_depend_on_seed_epoch_and_image_alone_and_are_spread_evenly():
 
 
 def test_images_that_have_no_numbers_are_masked_anew_in_training_alone():
-    task, images = MAE(**{**TINY, "img_size": 14}, **LIGHT, mask_ratio=0.7), torch.zeros(3, 2, 14, 14)
-    assert task.num_kept == 14  # of 49, rounded down
+    task, images = MAE(**{**TINY, "img_size": [14, 10]}, **LIGHT, mask_ratio=0.7), torch.zeros(3, 2, 14, 10)
+    assert task.num_kept == 10  # of 35, rounded down
     for training in (False, True):
         task._trainer = SimpleNamespace(training=training)
         first, second = (task._order(images) for _ in range(2))
-        assert (first.sort(dim=1).values == torch.arange(49)).all() and len(first.unique(dim=0)) == 3
+        assert (first.sort(dim=1).values == torch.arange(35)).all() and len(first.unique(dim=0)) == 3
         assert torch.equal(first, second) == (not training)
 
 

@@ -83,7 +83,7 @@ class MAE(Task):
         super().__init__(num_outputs=0, measured=MetricCollection({}), **task)
         net, n = self.net, self.net.grid_size[0] * self.net.grid_size[1]
         net.pools_nothing = True  # type: ignore[assignment]  # so that weights that pool otherwise fit, too
-        self.num_kept = int(n * (1 - mask_ratio) + 1e-6) if 0 < mask_ratio < 1 else 0
+        self.num_kept = int(n * (1 - mask_ratio) + 1e-6)
         if not 0 < self.num_kept < n:
             raise ValueError(f"`mask_ratio` must hide some of {n} tokens and keep some, got {mask_ratio}")
         if net.img_size[0] % net.grid_size[0] or net.img_size[1] % net.grid_size[1]:
