@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torchvision.transforms import v2
 
@@ -34,6 +35,28 @@ def test_the_center_crop_keeps_center_and_proportions(size, mode):
 def test_the_box_crop_equals_cutting_and_resizing():
     cut = _ramp().crop((10, 0, 50, 40)).resize((16, 16), Image.Resampling.BICUBIC)
     assert CenterCrop((16, 16), 1.0, "bicubic", "box")(_ramp()) == cut
+
+
+def test_a_border_has_the_mean_color_of_the_data():
+    mean = (0.485, 0.456, 0.406)
+    for image, color, wanted in (
+        (_ramp(), mean, (124, 116, 104)),
+        (_ramp(), mean[:1], (124, 124, 124)),
+        (_ramp().convert("L"), mean, 124),
+        (_ramp().convert("L"), mean[1:2], 116),
+    ):
+        framed = CenterCrop((30, 30), 1.0, "bilinear", "border", color)(image)
+        assert framed.size == (30, 30) and framed.getpixel((7, 0)) == framed.getpixel((22, 29)) == wanted
+        assert framed.crop((0, 5, 30, 25)) == image.resize((30, 20), Image.Resampling.BILINEAR)
+
+
+def test_resized_pictures_stay_in_their_range_and_arrays_overshoot():
+    pipeline, facts = Pipeline((3, 5), (8, 12), "none", None, None, "bicubic"), ((0.5,), (0.25,))
+    pictures = torch.randint(0, 2, (2, 1, 3, 5), dtype=torch.uint8) * 255
+    resized = F.interpolate(pictures.float(), (8, 12), mode="bicubic", antialias=True)
+    assert resized.max() > 256 and resized.min() < -1
+    torch.testing.assert_close(pipeline.normalize(pictures, facts), (resized.clamp(0, 255) / 255 - 0.5) / 0.25)
+    torch.testing.assert_close(pipeline.normalize(pictures.float(), facts), (resized - 0.5) / 0.25)
 
 
 @pytest.mark.parametrize("mode", ["center", "border", "box"])

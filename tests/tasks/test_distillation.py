@@ -84,6 +84,8 @@ def test_the_teacher_is_no_part_of_what_is_trained_saved_and_averaged(monkeypatc
     content = torch.load(tmp_path / "x.ckpt", weights_only=True)
     assert content["state_dict"].keys() == plain.state_dict().keys()
     assert content["teacher"] == teacher.digest()
+    teacher.net.head.bias.data[-1] += 1e-6
+    assert content["teacher"] != teacher.digest()
 
 
 def test_the_teacher_sees_the_students_images_as_it_was_trained_to_see_them():
@@ -141,7 +143,10 @@ PICTURES, STORED = {"mean": (0.3,), "std": (0.37,)}, {"mean": (77.0,), "std": (9
         (PICTURES, STORED, r"pictures, .* \[0, 1\], and the data has arrays as stored, with mean 77 and std 94; scale"),
         (STORED, PICTURES, "arrays as stored, with mean 77 and std 94, and the data has pictures, .*; give"),
         (PICTURES, {"mean": (1e-3,), "std": (0.9,), "arrays": True}, "with mean 0.001 and std 0.9; scale"),
+        (PICTURES, {"mean": (0.3,), "std": (0.47,), "arrays": True}, "with mean 0.3 and std 0.47; scale"),
         (PICTURES, {**PICTURES, "arrays": True}, None),
+        (PICTURES, {"mean": (0.3,), "std": (0.45,), "arrays": True}, None),  # black and white have .4583, the most
+        (PICTURES, {"mean": (0.5,), "std": (0.50005,), "arrays": True}, None),  # of 0 and 1, by the last digit
         (PICTURES, {"mean": (0.0,), "std": (1.0,), "arrays": True}, None),  # all black
         ({**PICTURES, "arrays": True}, STORED, None),  # units that nothing tells
         ({**PICTURES, "value_range": [0, 4095]}, PICTURES, r"`data.value_range` \[0, 4095\], .* data is None; set"),

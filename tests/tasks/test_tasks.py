@@ -367,10 +367,15 @@ def test_the_monitor_of_a_subclass_is_kept():
 def test_a_label_that_a_split_lacks_is_left_out_of_the_mean_precision_without_a_warning():
     task = Classifier(num_classes=3, loss="bce", targets=LABELS, **TINY)
     labels = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 1, 0]])
+    torch.nn.init.constant_(task.net.head.bias, 5.0)  # so that all labels are found
     trainer, images, _ = fit(task, labels)
     logits = task.eval().net(images).detach()
     ap = [average_precision_score(labels[:, k], logits[:, k]) for k in range(2)]
     assert trainer.callback_metrics["val/map"].item() == pytest.approx(np.mean(ap))
+    assert trainer.callback_metrics["val/f1_macro"].item() == pytest.approx(2 / 3)
+    task.val_meter.update(logits.sigmoid(), 0 * labels, torch.zeros(()))
+    none = task.val_meter.read("")
+    assert none["map"].isnan() and none["f1_macro"].isnan() and none["f1_micro"] == 0
 
 
 def test_weights_of_images_and_classes_weigh_the_training_loss_alone():
