@@ -36,12 +36,13 @@ def test_without_warmup_the_schedule_starts_at_one():
 @pytest.mark.parametrize(
     ("per_epoch", "warmup", "cooldown", "rates"),
     [
-        (20, 0.2, 0.1, [0.0, 0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]),  # 4 and 2 steps of an epoch of 20
-        (20, 0.2, 1.0, [0.0, 0.25, 0.5, 0.75, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),  # longer than the training
-        (float("inf"), 0.2, 0.1, [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]),  # then of the training
+        (20, 0.2, 0.1, [0.1, 0.325, 0.55, 0.775, 1.0, 1.0, 1.0, 1.0, 0.05, 0.05]),  # 4 and 2 steps of an epoch of 20
+        (20, 0.2, 1.0, [0.1, 0.325, 0.55, 0.775, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05]),  # longer than the training
+        (5, 4.0, 0.0, [0.1, 0.19, 0.28, 0.37, 0.46, 0.55, 0.64, 0.73, 0.82, 0.91]),  # rises to the end
+        (float("inf"), 0.2, 0.1, [0.1, 0.55, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.05]),  # then of the training
     ],
 )
 def test_epochs_are_those_of_the_data_also_in_a_training_shorter_than_one(per_epoch, warmup, cooldown, rates):
     recipe = {"lr_scheduler": "constant", "warmup_epochs": warmup, "cooldown_epochs": cooldown}
-    factor = schedule({**recipe, "warmup_lr": 0.0, "min_lr": 0.0, "lr": 1.0}, 10, per_epoch)
+    factor = schedule({**recipe, "warmup_lr": 0.2, "min_lr": 0.1, "lr": 2.0}, 10, per_epoch)
     assert [factor(step) for step in range(10)] == pytest.approx(rates)

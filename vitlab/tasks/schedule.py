@@ -105,7 +105,7 @@ def schedule(recipe: Mapping[str, Any], steps: float, per_epoch: float) -> Calla
     return partial(
         warmed_up,
         warmup=min(round(recipe["warmup_epochs"] * per_epoch, 9), steps),  # 1.1 * 100 is a little above 110
-        total=max(steps - round(recipe["cooldown_epochs"] * per_epoch, 9), 0),
+        total=steps - round(recipe["cooldown_epochs"] * per_epoch, 9),
         start=recipe["warmup_lr"] / recipe["lr"],
         final=recipe["min_lr"] / recipe["lr"],
         shape=cast(ScheduleName, shape),
