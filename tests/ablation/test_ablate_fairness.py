@@ -15,6 +15,7 @@ import yaml
 from torch.utils.data import DataLoader
 
 from tests.ablation.made_up import give, of_runs
+from vitlab.ablation.execution.candidates import with_values
 from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.execution.start import Start, token_spread, whole_length
 from vitlab.ablation.file.spec import read_ablation
@@ -22,7 +23,7 @@ from vitlab.ablation.inference.audit import as_trained, fair_facts, mismatches, 
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.linear import _fit, check, gate_of, linear
 from vitlab.ablation.inference.looks import Looks
-from vitlab.ablation.inference.measured import CellResults
+from vitlab.ablation.inference.measured import CellResults, _as_built
 from vitlab.ablation.inference.plan import _table, check_lines
 from vitlab.ablation.report.sections import _fairness_table
 from vitlab.data import Digits
@@ -216,6 +217,25 @@ def test_data_of_ones_own_are_measured_by_their_first_training_batch(tmp_path):
         Start().on_train_batch_start(trainer, task, batch, number)
     found = json.loads((tmp_path / "start.json").read_text())
     assert found == {**token_spread(net, images), "token_steps": [4, 4]}
+
+
+def test_what_a_probe_found_of_untuned_arms_is_not_said_of_tuned_ones(tmp_path):
+    spec = ablation(tmp_path, {"pos_embed": POS_EMBED})
+    ratio = {"token_sd": 2.0, "pos_to_content": 0.5, "token_steps": [4, 4]}
+    arm = replace(resolved(spec, [100, 100])[1], start=ratio)
+    assert with_values(spec, arm, {"model.lr": 0.1, "model.pos_embed_lr_mult": 2}).start == ratio
+    unknown = {**ratio, "token_sd": None, "pos_to_content": None}
+    assert with_values(spec, arm, {"model.pos_embed.scale": 0.1}).start == unknown
+    assert with_values(spec, arm, {"data.noise": 0.1}).start == unknown
+    run = RunDir(tmp_path / "run")
+    assert _as_built(arm, SimpleNamespace(runs={(arm.name, 0): run})) == arm
+    run.path.mkdir()
+    group = {"name": "pos_embed.weight", "shape": [7, 1], "lr_scale": 10.0, "weight_decay": 0.1}
+    (run.path / "param_groups.json").write_text(json.dumps([group]))
+    run.write("model.json", {"parameters": 7, "flops": 9})
+    facts = fair_facts(_as_built(arm, SimpleNamespace(runs={("none", 0): None, (arm.name, 0): run})))
+    assert (facts["parameters"], facts["flops"], facts["pos_embed parameters"]) == (7, 9, 7)
+    assert (facts["pos_embed_lr_scale"], facts["pos_embed_weight_decay"]) == (10, 0.1)
 
 
 def test_the_start_of_a_network_is_measured_on_its_tokens():

@@ -28,6 +28,7 @@ from vitlab.runs.matching import matching
 
 Past = Sequence[tuple[Mapping[str, Any], float, int]]  # values, score (NaN: it diverged), epoch if it was stopped
 AT_RANDOM = 4  # candidates before the first that learns from others, the same for all arms
+AT_START = {"pos_embed", "tokenizer", "patch_size", "embed_dim", "init_std", "pre_norm"}  # decide tokens and positions
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,9 @@ def with_values(ablation: Ablation, arm: Resolved, values: Mapping[str, Any]) ->
     sizes = images_per_step(arm.config) / images_per_step(config)
     length = {"steps": round(arm.length.get("steps", 0) * sizes)}  # about; the sum of rates is another one
     named = replace(arm.arm, overrides={**arm.arm.overrides, **values})
-    return replace(arm, config=config, arm=named, length=length if values else arm.length)
+    is_other = any({*key.split(".")} & AT_START or key.startswith("data.") for key in values)
+    start = {**arm.start, "token_sd": None, "pos_to_content": None} if is_other else arm.start  # not measured again
+    return replace(arm, config=config, arm=named, start=start, length=length if values else arm.length)
 
 
 def _suggest(tune: Tune, sign: int, past: Past) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """The results of the cells of an ablation, as tables."""
 
 import itertools
+import json
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeGuard
 
@@ -152,7 +153,18 @@ def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = F
     results.resolved = results.tuning.tuned
     for cell in results.tuning.cells:
         results.cells[cell.arm.name, cell.seed] = _result(cell, accept_stale)
+    if ablation.tune:
+        results.resolved = [_as_built(arm, results) for arm in results.resolved]
     return results
+
+
+def _as_built(arm: Resolved, results: CellResults) -> Resolved:
+    """Return a tuned arm with the network and the groups of its first finished cell: its probe has untuned ones."""
+    for (name, _), run in results.runs.items():
+        if name == arm.name and (model := run.read("model.json")):
+            path = run.path / "param_groups.json"
+            return replace(arm, model=model, groups=tuple(json.loads(path.read_text())) if path.is_file() else ())
+    return arm
 
 
 def _result(cell: Cell, accept_stale: bool) -> CellResult:

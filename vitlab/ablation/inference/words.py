@@ -16,8 +16,8 @@ class Section(NamedTuple):
 
 
 def short(value: Any) -> str:
-    """Return a number of any size."""
-    if value is None:
+    """Return a number of any size; a dash where there is none."""
+    if value is None or value != value:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
