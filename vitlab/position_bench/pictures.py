@@ -1,7 +1,6 @@
 """What posbench trains on: photos of CIFAR-10 or of a folder, and generated images whose answers are known."""
 
 import hashlib
-import json
 import pickle
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -15,8 +14,8 @@ from torch import Tensor
 
 from vitlab.errors import UsageError, one_line, preview
 from vitlab.position_bench.protocol import classes_of_photos
-from vitlab.runs.atomic import atomic_write, write_text
-from vitlab.runs.records import read_json
+from vitlab.runs.atomic import atomic_write
+from vitlab.runs.directory import RunDir
 
 T = TypeVar("T")
 CELLS = 8  # tokens a side
@@ -113,8 +112,8 @@ class Pictures:
 
     def _check_digests(self, splits: Mapping[str, Split]) -> None:
         """Refuse other images than the protocol's; where it has no digests, than those of the cells that are kept."""
-        path = self.keep / "images.json"
-        kept = read_json(path)
+        place = RunDir(self.keep)
+        kept = place.read("images.json")
         for name, split in splits.items():
             digest, known = split.digest(), self.protocol["digests"].get(name)
             if digest != (known or kept.setdefault(name, digest)):
@@ -123,8 +122,8 @@ class Pictures:
                 way_out = way_out if known else "; give those, or another `--folder`"
                 raise UsageError(f"the images of {name!r} are not those of {of}: verdicts would not compare{way_out}")
         if kept:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(kept, indent=1, sort_keys=True) + "\n")
+            self.keep.mkdir(parents=True, exist_ok=True)
+            place.write("images.json", kept)
 
 
 def glyphs(count: int, seed: int) -> Split:
