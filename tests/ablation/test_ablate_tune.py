@@ -11,6 +11,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -21,15 +22,15 @@ from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
 from vitlab.ablation.evidence.bundle import _thin
 from vitlab.ablation.evidence.protocol import record_version
 from vitlab.ablation.execution import candidates
-from vitlab.ablation.execution.candidates import Candidates, Trial, halved, with_values
+from vitlab.ablation.execution.candidates import Candidates, Trial, _in_turn, halved, with_values
 from vitlab.ablation.execution.cells import Cell, Resolved, cells_of
 from vitlab.ablation.execution.process import VITLAB
 from vitlab.ablation.execution.resolve import _refuse_halving
 from vitlab.ablation.execution.tuning import Tuning, suggest
 from vitlab.ablation.file.settings import _candidates
-from vitlab.ablation.file.spec import read_ablation
+from vitlab.ablation.file.spec import Ablation, read_ablation
 from vitlab.ablation.lab import Lab
-from vitlab.ablation.report.tuned import _response
+from vitlab.ablation.report.tuned import _response, responses, tuning_section
 from vitlab.ablation.running import RunOptions, _forget_failures, submit_cells
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
@@ -405,16 +406,93 @@ def test_halving_where_no_number_of_epochs_ends_a_training_is_refused(toy, lab, 
         _refuse_halving(ablation, arms)
 
 
-def trial(name, values, state):
-    cell = SimpleNamespace(ablation=SimpleNamespace(sign=1), state=lambda: state)
+def trial(name, values, state, arm="arm", sign=1, **more):
+    cell = SimpleNamespace(ablation=SimpleNamespace(sign=sign, primary="loss"), state=lambda: state)
     cell.validations = lambda: list(enumerate(values, 1))
     cell.value_at = lambda epoch: Cell.value_at(cell, epoch)
-    return Trial("arm", {"model.lr": name}, (cell,))
+    cell.result = lambda: {"loss": values[-1]}
+    return Trial(arm, {"model.lr": name}, (cell,), **more)
 
 
 def test_of_five_candidates_the_best_three_stay_where_half_go_on():
     five = [trial(str(value), [value], "missing") for value in (0.1, 0.5, 0.2, 0.4, 0.3)]
     assert [t.stopped for t in halved(five, [1], 2, 1)] == [1, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_candidate_goes_on_where_it_is_in_the_better_half_of_those_that_came_as_far(sign):
+    """Of five three go on, and of four two: one was stopped before the first epoch, and another there."""
+
+    def fate(*values, others=(0.2, 0.4, 0.6), state="missing"):
+        before = [trial("b", [sign * x] * 4, "done", sign=sign) for x in others]
+        before += [trial("s", [sign * 0.9] * 4, "missing", sign=sign, stopped=1)]  # trained on before halving was asked
+        before += [trial("s", [sign * 0.1] * 4, "missing", sign=sign, stopped=2), trial("n", [], "diverged", sign=sign)]
+        last = trial("l", [sign * x for x in values], state, sign=sign)
+        *same, found = _in_turn([*before, last], [2, 4], 2, sign)
+        assert same == before
+        return found.until, found.stopped
+
+    assert fate(0.9) == (2, 0)  # it has not come to epoch 2 yet
+    assert fate(0.9, 0.3) == (4, 0) and fate(0.9, 0.15) == (0, 2) == fate(0.9, 0.05)
+    assert fate(0.1, 0.6, 0.1, 0.5) == (0, 0) and fate(0.1, 0.6, 0.1, 0.3) == (0, 4)
+    assert fate(0.1, 0.4) == (4, 0)  # a tie is not worse
+    assert fate(0.9, 0.15, others=()) == (4, 0) and fate(0.9, 0.05, others=()) == (0, 2)  # half of two
+    assert fate(0.1, 0.05, state="diverged") == (0, 0)
+
+
+def test_the_report_shows_each_candidate_beside_the_best_of_its_arm_where_it_was_stopped():
+    tune = SimpleNamespace(
+        search="grid", budget=4, seeds=(7, 8), halving=2, floor=0.6, space={"model.lr": (1, 2, 4, 8)}
+    )
+    tune.is_at_border = lambda key, value: value == 1
+    ablation = SimpleNamespace(sign=-1, tune=tune, primary="loss", axes={"x": {"a": {}, "b": {}}}, baseline={"x": "a"})
+    ablation.arms = [SimpleNamespace(name=name, levels={"x": name}) for name in "ab"]
+    ablation.best = lambda values: Ablation.best(ablation, values)
+    a, b, nan = {"arm": "a", "sign": -1}, {"arm": "b", "sign": -1}, math.nan
+    tried = [
+        trial(1, [0.9, 0.5, 0.45, 0.40], "done", **a),
+        trial(2, [0.7, 0.55], "missing", **a, stopped=2),
+        trial(4, [0.6], "diverged", **a),
+        trial(8, [0.8, 0.6, nan], "done", **a),
+        trial(1, [0.9, 0.8], "missing", **b, stopped=1),
+        trial(2, [0.5, 0.35, 0.31, 0.3125], "done", **b),
+        trial(4, [0.7, 0.6, 0.5, 0.5], "done", **b),
+        trial(8, [nan], "done", **b),
+    ]
+    tuning = tuning_with(ablation, tried)
+    results = SimpleNamespace(ablation=ablation, tuning=tuning)
+    (section,) = tuning_section(results)
+    how = "Every arm tried the same 4 candidates on the validation split, seeds 7, 8."
+    halving = "the best 1 in 2 of an arm's candidates go on; 2 of 8 were stopped."
+    assert section.sentences[0] == how and section.sentences[1].endswith(halving)
+    assert section.sentences[2:] == [
+        "An arm whose best candidate does not reach 0.6 is given up.",
+        "a: the best `model.lr`, 1, is at the border of the search space.",
+    ]
+    shown = ["0.4000", "stopped after epoch 2 at 0.5500", "diverged", "-"]
+    shown += ["stopped after epoch 1 at 0.9000", "0.3125", "0.5000", "-"]
+    marks, lrs = ["chosen", "", "", "", "", "chosen", "", ""], ["1", "2", "4", "8"] * 2
+    rows = [list(row) for row in zip("aaaabbbb", lrs, shown, marks, strict=True)]
+    assert section.tables == [[["arm", "model.lr", "val loss", ""], *rows]]
+
+    drawn = responses(results)["tuning"]
+    found = pd.DataFrame(drawn.rows)
+    assert found["value"].tolist() == pytest.approx([0.4, 0.55, nan, 0.9, 0.3125, 0.5], nan_ok=True)
+    assert found["to_best"].tolist() == pytest.approx([0, 0.05, nan, 0.4, 0, 0.1875], nan_ok=True)
+    assert found["stopped"].tolist() == [0, 2, 0, 1, 0, 0] and found.index[found["chosen"]].tolist() == [0, 4]
+    assert found["diverged"].tolist() == [False, False, True, False, False, False]
+    assert "(n = 2 seeds)" in drawn.title and "a cross was stopped" in drawn.title and "a triangle" in drawn.title
+    lines = drawn.figure.axes[0].get_lines()
+    at = {
+        mark: [(*line.get_xdata(), *line.get_ydata()) for line in lines if line.get_marker() == mark] for mark in "xv"
+    }
+    assert at["v"] == [(2 - 0.15, 0.0)]  # the first of two arms, at the third value
+    assert [place for each in at["x"] for place in each] == pytest.approx([1 - 0.15, 0.05, 0.15, 0.4])
+    rings = [(*line.get_xdata(), *line.get_ydata()) for line in lines if line.get_markersize() == 9]
+    assert rings == [(-0.15, 0.0), (1.15, 0.0)]
+    paths = [line.get_xydata().tolist() for line in lines if len(line.get_xdata()) > 1 and line.get_ls() != "--"]
+    best = [[[-0.15, 0], [0.85, 0.05]], [[0.15, 0.4], [1.15, 0], [2.15, 0.1875]]]
+    assert [np.allclose(path, line) for path, line in zip(paths[-2:], best, strict=True)] == [True, True], paths
 
 
 def tuning_with(ablation, tried):

@@ -157,7 +157,7 @@ class Candidates:
             if not place.is_file():
                 return mine, place
             trial = self._trial(len(mine), RunDir(place.parent).read(place.name))
-            mine = _in_turn([*mine, trial], self.rungs, tune.halving, sign)
+            mine = _in_turn([*mine, trial], self.rungs, tune.halving or 1, sign)
         return mine, None
 
     def _numbered(self) -> list[Trial]:
@@ -205,7 +205,7 @@ def halved(tried: list[Trial], epochs: list[int], share: int, sign: int) -> list
     return list(fates.values())
 
 
-def _in_turn(tried: list[Trial], epochs: list[int], share: int | None, sign: int) -> list[Trial]:
+def _in_turn(tried: list[Trial], epochs: list[int], share: int, sign: int) -> list[Trial]:
     """Apply halving to the last trial of an arm: at each rung it must be among the best so far."""
     *before, last = tried
     for epoch in epochs if not last.has_diverged else []:
@@ -215,7 +215,7 @@ def _in_turn(tried: list[Trial], epochs: list[int], share: int | None, sign: int
         others = [sign * t.score_at(epoch) for t in before if not t.stopped or t.stopped >= epoch]
         better = sum(other > score for other in others)  # of those that diverged before, none
         there = 1 + sum(other == other for other in others)
-        if better >= math.ceil(there / (share or 1)):
+        if better >= math.ceil(there / share):
             return [*before, replace(last, stopped=epoch)]
     return tried
 
