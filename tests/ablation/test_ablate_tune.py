@@ -435,7 +435,7 @@ def test_a_candidate_goes_on_where_it_is_in_the_better_half_of_those_that_came_a
     assert fate(0.9) == (2, 0)  # it has not come to epoch 2 yet
     assert fate(0.9, 0.3) == (4, 0) and fate(0.9, 0.15) == (0, 2) == fate(0.9, 0.05)
     assert fate(0.1, 0.6, 0.1, 0.5) == (0, 0) and fate(0.1, 0.6, 0.1, 0.3) == (0, 4)
-    assert fate(0.1, 0.4) == (4, 0)  # a tie is not worse
+    assert fate(0.1, 0.2) == (4, 0)  # a tie is not worse
     assert fate(0.9, 0.15, others=()) == (4, 0) and fate(0.9, 0.05, others=()) == (0, 2)  # half of two
     assert fate(0.1, 0.05, state="diverged") == (0, 0)
 

@@ -104,22 +104,38 @@ def test_a_network_without_a_head_has_no_accuracy(small_subject, analysis):
 
 
 def test_a_probability_of_0_is_in_the_interval_of_its_bin(monkeypatch):
-    outputs = torch.tensor([[0.0, 0.04], [0.0, 0.9]])
-    found = Outcome("multilabel", torch.tensor([[0, 0], [0, 1]]), outputs, ["cat", "dog"], ["a", "b"])
+    outputs = torch.tensor([[0.0, 0.04], [0.0, 0.99], [0.5, 1.0]])
+    found = Outcome("multilabel", torch.tensor([[0, 0], [0, 1], [0, 1]]), outputs, ["cat", "dog"], ["a", "b", "c"])
     monkeypatch.setattr("vitlab.analysis.outcomes.calibration.outcome_of", lambda subject: found)
     table = analyze_calibration(SimpleNamespace(split="val", name="toy")).table
     first = table.iloc[0]
     assert (first["n"], first["confidence"]) == (3, pytest.approx(0.04 / 3))
     assert first["confidence_low"] < first["confidence"] < first["confidence_high"]
+    assert table["confidence_high"].tolist()[2] == 1.0  # t's interval of 0.99 and 1 ends at 1.06
     outputs.clamp_(max=0.0)  # alone in its bin
     assert analyze_calibration(SimpleNamespace(split="val", name="toy")).table["confidence_high"].tolist() == [0.0]
 
 
-def test_of_100_images_at_one_half_calibrated_probabilities_show_40_to_60_right_in_95_percent_of_draws(monkeypatch):
-    found = Outcome("class", torch.arange(100) % 2, torch.full((100, 2), 0.5), ["cat", "dog"], ["a"] * 100)
+@pytest.mark.parametrize("labels", [1, 2])
+def test_of_100_images_at_one_half_calibrated_probabilities_show_40_to_60_right_in_95_percent_of_draws(
+    monkeypatch, labels
+):
+    """Two labels that always go together are worth one: of 100 images each, the intervals would be narrower."""
+    classes = torch.arange(100) % 2
+    found = Outcome("class", classes, torch.full((100, 2), 0.5), ["cat", "dog"], ["a"] * 100)
+    if labels == 2:
+        twice = classes[:, None].expand(-1, 2)
+        found = Outcome("multilabel", twice, torch.full((100, 2), 0.5), ["cat", "dog"], ["a"] * 100)
     monkeypatch.setattr("vitlab.analysis.outcomes.calibration.outcome_of", lambda subject: found)
-    (row,) = analyze_calibration(SimpleNamespace(split="val", name="toy")).table.itertuples()
-    assert (row.n, row.accuracy, row.consistent_low, row.consistent_high) == (100, 0.5, 0.4, 0.6)
+    finding = analyze_calibration(SimpleNamespace(split="val", name="toy"))
+    (row,) = finding.table.itertuples()
+    assert (row.n, row.accuracy, row.consistent_low, row.consistent_high) == (100 * labels, 0.5, 0.4, 0.6)
+    chance = (binom.pmf(k := np.arange(101), 100, 0.5) * abs(k / 100 - 0.5)).sum()  # 0.0398
+    error = calibration_error(np.full(100 * labels, 0.5), np.repeat(classes.numpy() > 0, labels),
+                              np.repeat(k[:100], labels), draws=1000)  # fmt: skip
+    assert error.plain == 0 == error.rms and error.by_chance == pytest.approx(chance, rel=0.08)
+    (bars,) = [lines for lines in finding.figure.axes[0].collections if len(lines.get_segments())]
+    assert bars.get_segments()[0][:, 1] == pytest.approx([row.accuracy_low, row.accuracy_high])
 
 
 def test_a_report_reads_labels_as_classes(monkeypatch):
@@ -260,6 +276,39 @@ def test_images_that_lack_a_target_stand_among_the_others_and_those_without_any_
     table = analyze_errors(subject).table
     assert table["image"].tolist() == ["d", "b", "c", "a"]
     assert table["error"].tolist() == pytest.approx([3.0, 1.0, 1.0, torch.nan], nan_ok=True)
+
+
+def test_a_matrix_is_drawn_as_shares_of_each_class_and_a_class_without_images_is_in_no_mean(monkeypatch):
+    targets, outputs = torch.tensor([0, 0, 0, 1, 1]), torch.eye(3)[[0, 0, 1, 1, 2]]
+    found = Outcome("class", targets, outputs, ["cat", "dog", "elk"], list("abcde"))
+    monkeypatch.setattr("vitlab.analysis.outcomes.confusion.outcome_of", lambda subject: found)
+    finding = analyze_confusion(SimpleNamespace(split="val", name="toy"))
+    left, right = finding.figure.axes
+    shares = [[2 / 3, 1 / 3, 0], [0, 1 / 2, 1 / 2], [0, 0, 0]]
+    assert np.allclose(left.images[0].get_array(), shares) and left.images[0].get_clim() == (0, 1)
+    assert [text.get_text() for text in left.texts] == list("210011000")
+    f1 = (4 / 5 + 1 / 2) / 2
+    assert f"recall {(2 / 3 + 1 / 2) / 2:.4f} [" in finding.note and f"F1 {f1:.4f} [" in finding.note
+    assert "nan" not in finding.note
+    bars = [[bar.get_width() for bar in bars] for bars in right.containers]
+    assert np.allclose(bars, [[2 / 3, 1 / 2, np.nan], [1, 1 / 2, 0]], equal_nan=True)
+    ends = right.collections[0].get_segments()  # of recall
+    assert np.allclose([end[:, 0] for end in ends[:2]], finding.table[["recall_low", "recall_high"]][:2])
+
+
+def test_mistakes_of_labels_name_what_is_missed_and_what_is_found_wrongly(small_subject, monkeypatch):
+    """The worst first; a probability of a half is a no."""
+    targets = torch.tensor([[1, 0, 1], [1, 1, 0], [0, 1, 0]])
+    outputs = torch.tensor([[0.4, 0.9, 0.2], [0.6, 0.7, 0.5], [0.1, 0.5, 0.3]])
+    found = Outcome("multilabel", targets, outputs, ["cat", "dog", "elk"], list("abc"))
+    monkeypatch.setattr("vitlab.analysis.outcomes.errors.outcome_of", lambda subject: found)
+    subject = small_subject()
+    subject.images("val")
+    table = analyze_errors(subject).table
+    rows = table[["image", "missed", "wrongly_found"]].to_numpy().tolist()
+    assert rows == [["a", "cat; elk", "dog"], ["c", "dog", ""]]
+    expected = nn.functional.binary_cross_entropy(outputs, targets.float(), reduction="none").mean(dim=1)
+    assert table["cross_entropy"].tolist() == pytest.approx(expected[[0, 2]].tolist(), rel=1e-5)
 
 
 def test_a_file_that_became_unreadable_shifts_neither_names_nor_pictures(tmp_path, monkeypatch):
