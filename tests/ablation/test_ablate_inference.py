@@ -22,7 +22,7 @@ from vitlab.ablation.inference.baselines import arm_questions
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.looks import Looks, history, looks_at, take_look
 from vitlab.ablation.inference.verdicts import additional_seeds
-from vitlab.ablation.report.sections import _answer, _cautions, _digits, _main_tables, _own_looks, _why
+from vitlab.ablation.report.sections import _answer, _cautions, _digits, _gate_words, _main_tables, _own_looks, _why
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 from vitlab.stats import Estimate, detectable, levels, overall, spent
@@ -624,7 +624,8 @@ def test_numbers_of_any_unit_are_told_with_four_digits(tmp_path, unit, mean, dif
     first, second = _main_tables(found.arms)[0][1:]
     assert first[2].startswith(mean) and second[4].startswith(difference)
     (verdict,) = found.verdicts
-    assert f"difference {difference}" in _answer(results, verdict, _digits(found, verdict))
+    told = _answer(results, verdict, _digits(found, verdict))
+    assert f"difference {difference}" in told and f" (r {np.corrcoef(values)[0, 1]:.2f}, unpaired p " in told
 
 
 def test_why_tests_are_paired_is_told_as_it_is(tmp_path):
@@ -658,6 +659,41 @@ def test_a_family_counts_the_comparisons_that_can_be_tested(tmp_path):
     assert any(words.startswith("One comparison: of equal arms") for words in _cautions(found, "score", found.arms))
 
 
+def test_power_is_told_of_the_comparison_with_the_fewest_seeds_and_lost_ones_are_counted(tmp_path):
+    results = fill(results_of(tmp_path, ["a0", "a1", "a2"], 6), draw(np.random.default_rng(0), [0, 1, 1], 6, 0.5))
+    lost = ("missing or have no number", "Seeds that diverged")
+    words = _cautions(found := find(results, all_at_once(6)), "score", found.arms)
+    assert not any(each in text for text in words for each in lost)
+    for arm, seed in (("a2", 1), ("a2", 4), ("a1", 5)):
+        lose(results, arm, seed, "diverged")
+    found = find(results, all_at_once(6))
+    (power,) = found.power("score").values()
+    smallest = detectable(4, 0.05 / 2, True)
+    assert power.pop("detectable_sd") == pytest.approx(smallest)
+    assert power == {"metric": "score", "n": 4, "test": "paired", "comparisons": 2}
+    words = _cautions(found, "score", found.arms)
+    assert any(f"n = 4 detects a difference to the baseline of {smallest:.1f} sd of the paired" in x for x in words)
+    assert [text for text in words if any(each in text for each in lost)] == [
+        "Some cells are missing or have no number: n differs from the plan, see below.",
+        "Seeds that diverged are in no mean and no test, which favors the arms that lost them: a1 (1), a2 (2).",
+    ]
+
+
+def test_an_arm_that_is_not_above_the_logistic_regression_of_its_own_images_is_under_trained(tmp_path):
+    results = results_of(tmp_path, ["a0", "a1", "a2", "a3"], 2, metric="acc1", margin=0.1)
+    results.resolved = [replace(arm, data={"n": i // 2}) for i, arm in enumerate(results.resolved)]
+    fill(results, [[0.5, 0.5], [0.5, 0.52], [0.1, 0.1], [0.9, 0.9]], "acc1")
+    keys = [linear._key(results.ablation, arm) for arm in results.resolved[::2]]
+    gates = {keys[0]: {"acc1": 0.5, "n_train": 20000, "n": 1234}, keys[1]: {"why": "no room"}}
+    found = find(results, all_at_once(2), gates)
+    assert [row.verdict.endswith("; under-trained") for row in found.arms] == [True, False, False, False]
+    assert _gate_words(found) == [
+        "Logistic regression on the pixels of 20,000 training images of a0, a1 reaches 0.5000 on 1,234; an arm whose "
+        "mean is not above that is marked under-trained.",
+        "There is no logistic regression to compare with: no room.",
+    ]
+
+
 def power_line(results):
     (line,) = plan._power(results)
     return line
@@ -687,6 +723,7 @@ def test_the_plan_knows_the_largest_number_of_seeds_that_the_first_report_fixed(
     line = power_line(results_of(tmp_path, ["a0", "a1"], 5))
     assert line.startswith("power    3 seeds detect") and "comparisons" not in line
     assert "; n = 3 is exploratory: it only detects effects far above the spread of seeds, and more" in line
+    assert power_line(results_of(tmp_path, ["a0", "a1"], 1)).startswith("power    n = 1: no inference; set")
     (tmp_path / "runs/ablations/made-up/looks.jsonl").unlink()
     take_look(results_of(tmp_path, ["a0", "a1"], 3, seeds_max=5).ablation, [0, 1, 2])
     least = detectable(5, levels([0.6, 1.0], 0.05)[-1])

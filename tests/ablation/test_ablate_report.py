@@ -570,6 +570,24 @@ def test_an_interaction_without_balanced_levels_is_not_drawn(write_axes):
     assert "interaction_pos_tokens" not in figures(results, [])
 
 
+def test_a_claim_at_a_level_where_an_arm_of_it_is_excluded_has_no_answer_there(write_axes):
+    axes, out = {"pos": ("none", "learned"), "tokens": ("patch", "t2t")}, [{"pos": "learned", "tokens": "t2t"}]
+    results = write_axes(axes, exclude=out, claims=["learned > none"])
+    levels = {"learned": 0.5}
+    values = {
+        (arm.name, seed): {"acc1": levels.get(arm.levels["pos"], 0.3) + seed**2 / 100 * (1 + (arm.name != "none"))}
+        for arm in results.ablation.arms
+        for seed in range(3)
+    }
+    found = find(give(results, values), Looks((3,), 3, (0, 1, 2))).verdicts
+    assert [(v.setting, v.word, v.answer.estimate.n, v.note) for v in found] == [
+        ("tokens=patch", found[0].word, 3, found[0].note),
+        ("tokens=t2t", "inconclusive", 0, "an arm of it is excluded"),
+    ]
+    text = "**inconclusive**: `learned > none` (tokens=t2t); n 0/3. An arm of it is excluded."
+    assert _answer(results, found[1]) == text
+
+
 def test_the_figure_of_differences_counts_the_pairs_of_its_intervals(write_axes):
     results = write_axes({"pos": ("none", "learned")})
     give(results, {(arm.name, s): {"acc1": s / 9} for arm in results.ablation.arms for s in range(3)})
@@ -632,8 +650,10 @@ def test_a_finished_cell_without_its_metric_is_named(finished):
     ablation, arms, cells = finished
     (cell,) = [cell for cell in cells if (cell.arm.name, cell.seed) == ("learned", 1)]
     set_result(cell, acc1=float("nan"))
-    write_report(ablation, arms, None, False)
+    report = write_report(ablation, arms, None, False)
+    assert list(report.claims)[:3] == ["kind", "n", "planned"] and report.claims["claim"].tolist() == FILE["claims"]
     page = (ablation.directory / "report/report.md").read_text()
+    assert "peak memory of a training, host: 0.25 GiB" in page and "training, cuda" not in page  # no GPU was there
     assert "| learned | 2/3 |" in page and "| learned | 1 | done | acc1 is nan |" in page
 
 
