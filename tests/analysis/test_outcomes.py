@@ -304,7 +304,9 @@ def test_mistakes_of_labels_name_what_is_missed_and_what_is_found_wrongly(small_
     monkeypatch.setattr("vitlab.analysis.outcomes.errors.outcome_of", lambda subject: found)
     subject = small_subject()
     subject.images("val")
-    table = analyze_errors(subject).table
+    finding = analyze_errors(subject)
+    table, wilson = finding.table, "20.8% to 93.9%"
+    assert finding.note == f"3 images of val, 2 of them wrong (66.7%, 95 % interval {wilson})"
     rows = table[["image", "missed", "wrongly_found"]].to_numpy().tolist()
     assert rows == [["a", "cat; elk", "dog"], ["c", "dog", ""]]
     expected = nn.functional.binary_cross_entropy(outputs, targets.float(), reduction="none").mean(dim=1)

@@ -138,7 +138,11 @@ def test_the_length_of_a_table_is_the_mean_over_its_cells(small_subject):
         subject.net.pos_embed.weight.zero_()
         subject.net.pos_embed.weight[..., :12, 0] = 1.0
         subject.net.pos_embed.weight[..., 12:, 1] = 3.0
-    assert analyze_position(subject).table["norm_ratio"][0] == pytest.approx((12 * 1 + 4 * 3) / 16 / 5)
+    finding = analyze_position(subject)
+    assert finding.table["norm_ratio"][0] == pytest.approx((12 * 1 + 4 * 3) / 16 / 5)
+    assert "whose vectors are 0.30 [0.30, 0.30] times as long" in finding.note
+    subject.num_images = 1  # no interval
+    assert "whose vectors are 0.30 times as long" in analyze_position(subject).note
 
 
 def test_a_table_beside_a_rotation_is_shown(small_subject):

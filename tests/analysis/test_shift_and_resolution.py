@@ -7,9 +7,9 @@ import torch
 from small_nets import small_net
 
 from vitlab.analysis import ANALYSES
-from vitlab.analysis.resolution import analyze_resolution, canvas, measure, sizes
+from vitlab.analysis.resolution import analyze_resolution, by_protocol, canvas, measure, sizes
 from vitlab.analysis.scramble import changes_of, means_of
-from vitlab.analysis.shift import analyze_shift, shift_sizes, shifted
+from vitlab.analysis.shift import analyze_shift, first_filling, shift_sizes, shifted
 from vitlab.analysis.subject import Subject
 from vitlab.data.known import Digits
 
@@ -131,6 +131,16 @@ def test_every_policy_of_a_method_is_measured_and_all_agree_at_the_trained_size(
     assert set(table["policy"][table["metric"] == "resolution/acc1@12"]) == {usual}
     if pos_embed == "rope2d":
         assert "resolution/acc1@12/rescale" in metrics
+
+
+def test_a_report_has_a_panel_for_each_way_of_larger_images_that_was_measured_and_for_the_first_filling():
+    lines = {"a": ("resize, interpolate", "resize, extrapolate"), "b": ("resize, extrapolate", "resize, rescale")}
+    rows = [{"arm": arm, "line": line, "measure": "acc1"} for arm, mine in lines.items() for line in mine]
+    ((title, shown),) = by_protocol(ANALYSES["resolution"].curve, rows)  # nothing on a canvas
+    assert (title, shown) == ("the whole image, resized", [rows[0], rows[2]])  # each arm's usual policy
+    curve = ANALYSES["shift"].curve
+    rows = [{"line": fill, "measure": measure} for fill in ("black", "circular") for measure in curve.measures]
+    assert first_filling(curve, rows) == [("fill: black", [row]) for row in rows[: len(curve.measures)]]
 
 
 def test_each_policy_is_measured_by_a_network_that_follows_it(small_subject, monkeypatch):

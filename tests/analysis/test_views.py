@@ -17,6 +17,7 @@ from vitlab.data.loading.streams import MASK, shuffled_indices, stream
 from vitlab.errors import UsageError
 from vitlab.models.walk import attention_maps
 from vitlab.pretraining import MAE
+from vitlab.tokenizers.patch import cut_patches
 
 T2T = {"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_dim": 8}
 
@@ -71,7 +72,7 @@ def test_the_overview_shows_each_head_of_each_layer(small_subject):
     torch.testing.assert_close(torch.tensor(found).float(), expected)
 
 
-@pytest.mark.parametrize("t2t_attn", ["performer", "transformer"])
+@pytest.mark.parametrize("t2t_attn", ["performer", "transformer", "none"])
 def test_a_token_layers_map_times_its_values_is_what_it_adds(t2t_attn):
     tokenizer = small_net(**T2T, t2t_attn=t2t_attn).tokenizer
     images = torch.randn(2, 1, 8, 8)
@@ -82,6 +83,8 @@ def test_a_token_layers_map_times_its_values_is_what_it_adds(t2t_attn):
     if t2t_attn == "performer":
         k, q, v = layer.kqv(layer.norm1(windows)).chunk(3, dim=-1)
         torch.testing.assert_close(maps @ v, layer.attend(q, k, v), atol=1e-5, rtol=1e-4)
+    if t2t_attn == "none":  # no token reads another
+        assert torch.equal(maps, torch.eye(16).expand(2, -1, -1))
     assert left.shape == (2, 8, 4, 4)
 
 
@@ -134,6 +137,10 @@ def test_reconstruction_is_the_loss_and_a_network_that_reads_nothing_equals_its_
     if not norm_pix:
         fits_a_column(finding.figure)
         assert error["itself"] == pytest.approx(task.pixel_loss(images, order).item(), rel=1e-5)
+    patches, hidden = cut_patches(images, (4, 4)).flatten(2), task.fill(images, order)[1]
+    known = patches.mean(dim=2, keepdim=True) if norm_pix else patches.mean(dim=0)  # of the patch, or of the pixel
+    wanted = (patches - known).square().mean(dim=2)[hidden].mean().item()
+    assert error["nothing"] == pytest.approx(wanted, rel=1e-5)
     assert abs(error["itself"] - error["another picture"]) > 1e-4
     with torch.no_grad():
         task.decoder.embed.weight.zero_()

@@ -23,10 +23,10 @@ from vitlab.position_bench.answers import NotFinite
 from vitlab.position_bench.cells import Bench
 from vitlab.position_bench.costs import check_method
 from vitlab.position_bench.judging import judge
-from vitlab.position_bench.pictures import glyphs
+from vitlab.position_bench.pictures import QUESTIONS, glyphs
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks, read_protocol
 from vitlab.position_bench.running import CellRunner
-from vitlab.position_bench.training import batches_of, bench_network_of, train_network
+from vitlab.position_bench.training import batches_of, bench_network_of, loss_of, train_network
 from vitlab.runs.lock import take
 
 
@@ -250,3 +250,18 @@ def test_a_cell_is_trained_on_the_gpu_in_half_precision(photos_of_three_classes,
     bench = Bench(tmp_path / "cells", photos_of_three_classes, settings, say=lambda line: None)
     assert 0 <= CellRunner(bench, "rope2d").run_cell("photos", 0, 0.01)["scores"]["accuracy"] <= 1
     assert check_method("learned", settings) > 0
+
+
+def test_the_loss_of_several_questions_is_the_sum_of_their_cross_entropies():
+    """In the mean over the images: four times as steep as the mean over the questions."""
+    outputs = torch.randn(5, sum(QUESTIONS.values()))
+    labels = torch.stack([torch.randint(k, (5,)) for k in QUESTIONS.values()], dim=1)
+    wanted, start = 0.0, 0
+    for question, k in enumerate(QUESTIONS.values()):
+        shares = outputs[:, start : start + k].softmax(dim=1)
+        wanted -= sum(shares[i, labels[i, question]].log() for i in range(5)) / 5
+        start += k
+    assert loss_of(outputs, labels).item() == pytest.approx(float(wanted), rel=1e-5)
+    assert loss_of(outputs, labels[:, 0]).item() == pytest.approx(
+        -float(outputs.log_softmax(dim=1)[range(5), labels[:, 0]].mean()), rel=1e-5
+    )
