@@ -595,6 +595,14 @@ def test_the_seeds_advised_for_an_equivalence_pass_both_tests_in_four_of_five_ca
     assert shares[0] < 0.81 and shares[1] > 0.79, (more, shares)
 
 
+def test_a_supported_difference_says_so_where_it_is_within_the_margin(tmp_path):
+    results = results_of(tmp_path, ["a0", "a1", "a2"], 4, ["a1 > a0", "a1 ~ a0 within 2", "a2 > a0"])
+    fill(results, [[0.0, 1.0, 2.0, 3.0], [0.5, 1.51, 2.52, 3.5], [5.0, 6.01, 7.02, 8.0]])  # of a margin of 2
+    found = find(results, all_at_once(4)).verdicts
+    notes = ["the difference is within the margin", "", ""]
+    assert [(v.word, v.note) for v in found] == [("supported", note) for note in notes]
+
+
 def test_the_advice_for_an_equivalence_says_what_it_is_for(tmp_path):
     results = results_of(tmp_path, ["a0", "a1"], 4, ["a1 ~ a0 within 1.5"], seeds_max=20)
     fill(results, [[0.0] * 4, [0.9, -0.9, 1.2, -1.0]])

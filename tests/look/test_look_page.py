@@ -765,6 +765,11 @@ def test_analyses_of_two_runs_stand_side_by_side_with_the_sign_of_their_differen
     shown = [base64.b64decode(one["src"].partition(",")[2]) for one in (*distance["runs"], entropy["runs"][1])]
     assert sum(map(len, shown)) <= 300_000 and all(map(len, shown))  # thinned, and none is dropped
     assert "drawn smaller than" in distance["runs"][0]["note"]
+    assert all("table" in files for files in distance["files"].values()) and len(distance["files"]) == 2
+    monkeypatch.setattr("vitlab.look.stored_analyses.TABLES", len(distance["files"]["a"]["table"]))  # room for one
+    monkeypatch.setattr("vitlab.look.stored_analyses.FIGURES", 10**9)
+    first, second = ("table" in findings_of({"a": a, HOSTILE: b})[0]["files"].get(name, ()) for name in ("a", HOSTILE))
+    assert first and not second
     page = render("two", {"a": a, HOSTILE: b})
     assert "<td><b>-1</b></td><td>a</td>" in page and "<img src=x" not in page
 
