@@ -21,8 +21,6 @@ _TIMED_OUT = "DataLoader timed out"  # torch's words for a loader that hangs
 class UsageError(ValueError):
     """Wrong input: the command prints only the message and ends with exit code 2."""
 
-    said = False  # whether another process of the run has printed the message
-
 
 class Stopped(BaseException):
     """A signal ended the run, or the guard of the command, because something hung.

@@ -13,12 +13,14 @@ from unittest.mock import Mock
 import lightning as L
 import pytest
 import yaml
+from torch import distributed as dist
 from torch.distributed.run import get_args_parser
 
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
 from vitlab.jobs.evaluate import _run
 from vitlab.runs.launch import is_first, launched_devices
+from vitlab.tasks import Classifier
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "t2t.yaml")
 CODE = "import sys; from vitlab.runs.launch import agree; print(agree(sys.argv[1]))"
@@ -230,3 +232,20 @@ def test_a_process_that_lightning_has_started_is_not_the_first(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("RANK", "4")  # of torchrun, on the second machine
     assert not is_first()
+
+
+@pytest.mark.slow
+def test_a_mistake_that_fit_finds_in_its_group_is_said(tmp_path, monkeypatch, capsys):
+    """Of two processes none said it: the ending of the training and the command both asked whether others had."""
+    monkeypatch.chdir(tmp_path)
+
+    def fail(self, batch, batch_idx):
+        raise ValueError("the images are wrong")
+
+    monkeypatch.setattr(Classifier, "training_step", fail)
+    small = ["--config=vit.yaml", "--data.subset=0.1", "--model.depth=1", "--name=wrong"]
+    code = main(["fit", *small, *(f"--trainer.{word}" for word in ("strategy=ddp", "devices=1", "accelerator=cpu"))])
+    assert dist.is_initialized()
+    dist.destroy_process_group()
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("vitlab: ")]
+    assert code == 2 and len(said) == 1 and "the images are wrong" in said[0]

@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = apply_trust_flags(args)
         return _command(args)(args[1:])
     except (UsageError, RunFailed) as error:
-        if not error.said and _is_first_to_say(text := str(error)):
+        is_told = isinstance(error, RunFailed) and error.said
+        if not is_told and _is_first_to_say(text := str(error)):
             _say(printable(text))
         return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:  # the reader closed the pipe, as in `vitlab models | head`

@@ -42,7 +42,7 @@ from vitlab.jobs.train.job import Job
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fenced, RunGone
 from vitlab.runs.generations import NotSaved
-from vitlab.runs.launch import first_to_say, is_about_peers
+from vitlab.runs.launch import is_about_peers
 from vitlab.runs.manifest import last_saved
 from vitlab.runs.records import now_utc
 from vitlab.tasks.base import Task
@@ -154,9 +154,7 @@ def _refuse(job: Job, error: Exception) -> None:
     if "parameter group" in str(error):  # an older version grouped them differently, as with `layer_decay`
         way_on = f"resume with the vitlab of its commit (run.json), or start a new run --init_from {job.run.typed}"
         sentence = f"{job.run.path} has other parameter groups than this vitlab: {way_on}"
-    refusal = UsageError(sentence or one_line(error, 2000))
-    refusal.said = not first_to_say(str(refusal))
-    raise refusal from error
+    raise UsageError(sentence or one_line(error, 2000)) from error
 
 
 def _fail(sentence: str, error: Exception, told: bool = False) -> NoReturn:
