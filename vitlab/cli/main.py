@@ -48,11 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             refuse_forced_loading()
         args = apply_trust_flags(args)
         return _command(args)(args[1:])
-    except (UsageError, RunFailed) as error:
-        is_told = isinstance(error, RunFailed) and error.said
-        if not is_told and _is_first_to_say(text := str(error)):
-            _say(printable(text))
-        return 2 if isinstance(error, UsageError) else 1
+    except UsageError as error:
+        _say_first(str(error))
+        return 2
+    except RunFailed as error:
+        if not error.said:
+            _say_first(str(error))
+        return 1
     except BrokenPipeError:  # the reader closed the pipe, as in `vitlab models | head`
         sys.stderr.close()
         return 1
@@ -113,13 +115,14 @@ def _say(line: str) -> None:
         sys.stderr.write(f"vitlab: {line}\n")
 
 
-def _is_first_to_say(text: str) -> bool:
-    """Return whether no other process of this command has said ``text``."""
-    if "torch" not in sys.modules:
-        return True
-    from vitlab.runs.launch import first_to_say
+def _say_first(text: str) -> None:
+    """Say ``text`` unless another process of this command has said it."""
+    if "torch" in sys.modules:
+        from vitlab.runs.launch import first_to_say
 
-    return first_to_say(text)
+        if not first_to_say(text):
+            return
+    _say(printable(text))
 
 
 def _lost_peer(error: Exception) -> str | None:
