@@ -99,7 +99,7 @@ class Guard:
     """
 
     def __init__(self) -> None:
-        self.who = ""  # which of several processes this is, as "process 0 of 2 "
+        self.rank, self.world = 0, 1  # of several processes
         self.way_on = "nothing is lost: start it again"
         self.on_end: Callable[[str, Why], None] = lambda reason, why: None
         self.children: Callable[[], Sequence[subprocess.Popen[bytes]]] = lambda: ()
@@ -140,7 +140,7 @@ class Guard:
 
     def join(self, rank: int, world: int) -> None:
         """Begin the phase in which the processes of the run come together; it ends by itself once they have."""
-        self.who = f"process {rank} of {world} "
+        self.rank, self.world = rank, world
         self.others = others_of(rank, world)
         self.enter("join", f"{self.others} to join at {meeting_place()}")
 
@@ -192,13 +192,14 @@ class Guard:
             self.leave(f"stopped by {signal.Signals(number).name}", 130 if number == signal.SIGINT else 75, "signal")
         limit = limit_of(phase)
         if not self.reason and phase != "wandb" and now - self.moved > limit:  # W&B never ends a training
-            self.end(f"{self.who}waited {limit:.0f} s in vain for {self._what}", OBEY)
+            who = f"process {self.rank} of {self.world} " if self.world > 1 else ""
+            self.end(f"{who}waited {limit:.0f} s in vain for {self._what}", OBEY)
         self._announce(now)
 
     def _announce(self, now: float) -> None:
         if now - self._since > SILENT and not self._said and self._what:
             self._said = True
-            ours = self.who.split()[1:2] in ([], ["0"]) or self.phase == "join"
+            ours = self.rank == 0 or self.phase == "join"
             text = f"waiting for {self._what}, for up to {limit_of(self.phase or 'build'):.0f} s"
             if ours and LOG.handlers:
                 LOG.info(text)
