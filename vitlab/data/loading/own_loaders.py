@@ -93,13 +93,11 @@ def _prepared(connector: Any, loader: Any, shuffle: bool, mode: Any) -> Any:
     is_usual = divides and type(loader.batch_sampler) is BatchSampler
     loader = _with_sizes(loader) if is_usual and loader.batch_size is None else loader
     if divides and not _takes_all(loader.sampler):
-        loader, sampler, shuffle = copy.copy(loader), SameDraws(loader.sampler), False  # it has its own order
-        vars(loader)["sampler"] = sampler  # torch refuses to set it
+        loader, shuffle = _with(loader, sampler=SameDraws(loader.sampler)), False  # it has its own order
     if is_usual and mode.evaluating and not loader.drop_last and loader.batch_size != 1:
-        batches, shared = SharedBatches(loader, **place, shuffle=shuffle), copy.copy(loader)
+        batches = SharedBatches(loader, **place, shuffle=shuffle)
         if batches.n >= place["num_replicas"]:
-            vars(shared).update(batch_sampler=batches, sampler=batches.order, _iterator=None)  # torch refuses to set
-            return shared
+            return _with(loader, batch_sampler=batches, sampler=batches.order, _iterator=None)
     return type(connector)._prepare_dataloader(connector, loader, shuffle=shuffle, mode=mode)
 
 
@@ -108,12 +106,18 @@ def _with_sizes(loader: Any) -> Any:
 
     Lightning reads them from the loader, and else takes all samples, in an order of its own, and no batches.
     """
-    batches, known = loader.batch_sampler, copy.copy(loader)
+    batches = loader.batch_sampler
     sizes = {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
-    vars(known).update(sampler=batches.sampler, **sizes)  # torch refuses to set
-    if saved := vars(loader).get("__pl_saved_kwargs"):  # of one that was made in a hook
-        vars(known)["__pl_saved_kwargs"] = saved | sizes
-    return known
+    saved = vars(loader).get("__pl_saved_kwargs")  # of one that was made in a hook
+    more = {"__pl_saved_kwargs": saved | sizes} if saved else {}
+    return _with(loader, sampler=batches.sampler, **sizes, **more)
+
+
+def _with(loader: Any, **attributes: Any) -> Any:
+    """Return a copy of a loader with other attributes, which torch refuses to set."""
+    changed = copy.copy(loader)
+    vars(changed).update(attributes)
+    return changed
 
 
 def _takes_all(sampler: Any) -> bool:
