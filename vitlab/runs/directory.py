@@ -262,6 +262,12 @@ class RunDir:
         """Sizes and costs of the network, see :class:`~vitlab.runs.records.ModelFacts`; refused as :attr:`data` is."""
         return self._need("model.json")
 
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The parameters with their learning rates and weight decays, as the optimizer has them; empty if unknown."""
+        path = self.path / "param_groups.json"
+        return json.loads(path.read_text()) if path.is_file() else []
+
     def _need(self, file: str) -> Any:
         if content := read_record(self.path / file):
             return content

@@ -141,7 +141,7 @@ def _facts(ablation: Ablation, arm: Arm, run: RunDir, seconds: float) -> dict[st
         "config": config,
         "data": run.data,
         "model": run.model,
-        "groups": json.loads(groups.read_text()) if (groups := run.path / "param_groups.json").is_file() else [],
+        "groups": run.groups,
         "images_per_second": rates[-1] if rates else float("nan"),
         "start_seconds": max(0.0, seconds - (steps * images_per_step(config) / rates[-1] if rates else 0.0)),
         "metrics": _metrics(rows, config),

@@ -1,7 +1,6 @@
 """The results of the cells of an ablation, as tables."""
 
 import itertools
-import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -162,8 +161,7 @@ def _as_built(arm: Resolved, results: CellResults) -> Resolved:
     """Return a tuned arm with the network and the groups of its first finished cell: its probe has untuned ones."""
     for (name, _), run in results.runs.items():
         if name == arm.name and (model := run.read("model.json")):
-            path = run.path / "param_groups.json"
-            return replace(arm, model=model, groups=tuple(json.loads(path.read_text())) if path.is_file() else ())
+            return replace(arm, model=model, groups=tuple(run.groups))
     return arm
 
 
