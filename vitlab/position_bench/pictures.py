@@ -112,18 +112,26 @@ class Pictures:
 
     def _check_digests(self, splits: Mapping[str, Split]) -> None:
         """Refuse other images than the protocol's; where it has no digests, than those of the cells that are kept."""
-        place = RunDir(self.keep)
-        kept = place.read("images.json")
+        place, digests = RunDir(self.keep), self.protocol["digests"]
+        kept, new = place.read("images.json"), {}
         for name, split in splits.items():
-            digest, known = split.digest(), self.protocol["digests"].get(name)
-            if digest != (known or kept.setdefault(name, digest)):
-                of = "the protocol" if known else f"the cells in {self.keep}, by images.json there"
-                way_out = "" if name in GLYPH_SEEDS else f"; `--data {self.data}` must be the folder of its photos"
-                way_out = way_out if known else "; give those, or another `--folder`"
-                raise UsageError(f"the images of {name!r} are not those of {of}: verdicts would not compare{way_out}")
-        if kept:
+            digest = split.digest()
+            if known := digests.get(name):
+                if digest != known:
+                    way_out = "" if name in GLYPH_SEEDS else f"; `--data {self.data}` must be the folder of its photos"
+                    raise _other_images(name, "the protocol", way_out)
+            elif name not in kept:
+                new[name] = digest
+            elif digest != kept[name]:
+                way_out = "; give those, or another `--folder`"
+                raise _other_images(name, f"the cells in {self.keep}, by images.json there", way_out)
+        if new:
             self.keep.mkdir(parents=True, exist_ok=True)
-            place.write("images.json", kept)
+            place.write("images.json", kept | new)
+
+
+def _other_images(name: str, of: str, way_out: str) -> UsageError:
+    return UsageError(f"the images of {name!r} are not those of {of}: verdicts would not compare{way_out}")
 
 
 def glyphs(count: int, seed: int) -> Split:
