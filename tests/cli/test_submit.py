@@ -253,6 +253,19 @@ def test_a_run_that_failed_is_not_requeued(slurm, code):
     assert not slurm.said("scontrol")
 
 
+def test_a_rank_that_is_warned_before_vitlab_has_begun_is_requeued(slurm):
+    assert main([*JOB, "--name", "early"]) == 0
+    (slurm.desk / "bin" / "vitlab").write_text(
+        '#!/bin/bash\n[ "$1" = --version ] && exit\n[ "$SLURM_PROCID" = 0 ] && exit 75\nkill -USR1 $$\n'
+    )
+    codes = []
+    for _ in range(3):
+        slurm.start("early", ready=lambda: False)
+        codes.append(slurm.end()[0])
+    assert codes == [0, 0, 1], "the third attempt without progress ends the job"
+    assert slurm.said("scontrol") == ["requeue 4711"] * 2
+
+
 def test_a_cancelled_job_saves_and_stays_cancelled(slurm):
     assert main([*JOB, "--name", "stopped"]) == 0
     slurm.start("stopped")

@@ -48,6 +48,8 @@ check() {{
 {run} || exit 2
 """
 REQUEUE = """
+# A rank that is warned before vitlab has begun, such as while Python starts on a slow disk, dies of the signal.
+[ "$code" -eq "$((128 + $(kill -l USR1)))" ] && code=75
 # Three attempts in a row without progress, as on a node that always hangs, end the job.
 if [ "$code" -eq 75 ] && [ -z "$ended" ]; then
     [ "$(place)" = "$before" ] && echo >> "$stalled" || rm -f "$stalled"
