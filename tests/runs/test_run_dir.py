@@ -13,12 +13,12 @@ from vitlab.errors import UsageError
 from vitlab.jobs.find_subject import has_no_run
 from vitlab.jobs.restore import run_of_checkpoint
 from vitlab.jobs.train.build import check_job
+from vitlab.jobs.train.choose import choose_run, initial_weights, run_to_continue
 from vitlab.jobs.train.initial import load_first_weights
 from vitlab.run import Run
 from vitlab.runs import atomic
 from vitlab.runs.atomic import alone_in, atomic_write, write_text
 from vitlab.runs.before import Before
-from vitlab.runs.choose import choose_run, initial_weights, run_to_continue
 from vitlab.runs.directory import RunDir
 from vitlab.runs.find import find_directory, find_run
 

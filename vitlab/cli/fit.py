@@ -7,8 +7,8 @@ from functools import partial
 from vitlab.config.arguments import refuse_unknown
 from vitlab.config.environment import with_environment
 from vitlab.config.options import FitOptions, TypedOptions, options_parser
+from vitlab.jobs.train.choose import run_to_continue
 from vitlab.lazy import quick_imports
-from vitlab.runs.choose import run_to_continue
 from vitlab.runs.interrupt import until_stopped
 
 EXAMPLES = """examples:

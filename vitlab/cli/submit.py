@@ -23,8 +23,8 @@ from vitlab.config.keys import flatten_as_typed
 from vitlab.config.options import FitOptions, TypedOptions, options_parser
 from vitlab.config.secret import SECRET
 from vitlab.errors import UsageError, did_you_mean, trust_words
+from vitlab.jobs.train.choose import NAME, choose_run, run_to_continue
 from vitlab.runs.atomic import write_text
-from vitlab.runs.choose import NAME, choose_run, run_to_continue
 from vitlab.runs.directory import RUNS, RunDir
 
 FOLDER = RUNS / "slurm"  # scripts and logs lie beside the run directory, which must be new

@@ -33,6 +33,7 @@ from vitlab.errors import UsageError, one_line, preview
 from vitlab.interface import has_grid, hparams_of, is_loadable, network, path_of
 from vitlab.jobs.stored import naming_place_of_data, training_args
 from vitlab.jobs.terminal import lightning_quieted, open_terminal, say
+from vitlab.jobs.train.choose import choose_run, initial_weights, run_to_continue
 from vitlab.jobs.train.continued import check_continued
 from vitlab.jobs.train.describe import header
 from vitlab.jobs.train.endings import building, lost_process
@@ -45,7 +46,6 @@ from vitlab.lazy import quick_imports
 from vitlab.models.cost import count_all_parameters
 from vitlab.models.hooks import modes_kept
 from vitlab.models.old_names import new_name
-from vitlab.runs.choose import choose_run, initial_weights, run_to_continue
 from vitlab.runs.directory import RunDir
 from vitlab.runs.launch import is_leader
 from vitlab.shipped import LIBRARIES

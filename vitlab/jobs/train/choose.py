@@ -4,11 +4,11 @@ import datetime
 import hashlib
 import os
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from vitlab.config.options import FitOptions
 from vitlab.errors import UsageError, preview
 from vitlab.runs.directory import RUNS, RunDir
 from vitlab.runs.find import all_runs, find_directory
@@ -17,20 +17,7 @@ from vitlab.runs.launch import agree, agreed, is_restarted, launched_rank
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-class Options(Protocol):
-    """The options that name a run; see :class:`vitlab.config.options.FitOptions`."""
-
-    name: str | None
-    run_dir: str | None
-    resume: str | None
-    auto_resume: bool
-    init_from: str | None
-    resize: Any  # a Literal of `config`, whose room is above this one
-    init_grid: Sequence[int] | None
-    overwrite: bool
-
-
-def run_to_continue(options: Options) -> RunDir | None:
+def run_to_continue(options: FitOptions) -> RunDir | None:
     """Return the run to resume; None to start a new one.
 
     Raises:
@@ -52,7 +39,7 @@ def run_to_continue(options: Options) -> RunDir | None:
     return run
 
 
-def _refuse_another_start(run: RunDir, options: Options) -> None:
+def _refuse_another_start(run: RunDir, options: FitOptions) -> None:
     """Refuse initial weights, or a way to fit them, that are not typed as those with which a run began, or ``last``."""
     record: Any = {}
     with suppress(UsageError):  # a damaged one is rewritten later
@@ -66,7 +53,7 @@ def _refuse_another_start(run: RunDir, options: Options) -> None:
             raise UsageError(f"{what}: leave it out, or start a new run")
 
 
-def _resumed(options: Options) -> RunDir:
+def _resumed(options: FitOptions) -> RunDir:
     """Return the run that ``--resume`` names."""
     for flag in ("init_from", "overwrite", "auto_resume"):
         if getattr(options, flag):
@@ -83,7 +70,7 @@ def _resumed(options: Options) -> RunDir:
     return run
 
 
-def _refuse_another_place(run: RunDir, options: Options) -> None:
+def _refuse_another_place(run: RunDir, options: FitOptions) -> None:
     """Refuse a name or directory beside ``--resume RUN``, unless it is that of the run: it goes on where it is."""
     if (place := _given(options)) and os.path.realpath(place) != os.path.realpath(run.path):
         flag = f"--name {options.name}" if options.name else f"--run_dir {options.run_dir}"
@@ -93,7 +80,7 @@ def _refuse_another_place(run: RunDir, options: Options) -> None:
         )
 
 
-def _given(options: Options) -> Any:
+def _given(options: FitOptions) -> Any:
     if options.name and options.run_dir:
         raise UsageError("give --name or --run_dir, not both")
     if options.run_dir:
@@ -119,7 +106,7 @@ def initial_weights(text: str | None, run: RunDir) -> str | None:
     return others[-1]
 
 
-def choose_run(options: Options, configs: list[str], seed: Any, resolved: str) -> RunDir:
+def choose_run(options: FitOptions, configs: list[str], seed: Any, resolved: str) -> RunDir:
     """Return the directory of a new run; every process of one launch returns the same.
 
     Raises:
@@ -137,7 +124,7 @@ def choose_run(options: Options, configs: list[str], seed: Any, resolved: str) -
     return run
 
 
-def _check_can_start(run: RunDir, options: Options) -> None:
+def _check_can_start(run: RunDir, options: FitOptions) -> None:
     """Refuse to start in a directory that contains a run or other files."""
     if run.has_begun():
         if not options.overwrite:
