@@ -11,7 +11,7 @@ from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.file.spec import Ablation
 from vitlab.config.yaml_files import read_yaml_text
 from vitlab.errors import UsageError, preview
-from vitlab.runs.directory import RunDir
+from vitlab.runs.atomic import write_json
 from vitlab.runs.machine import git
 from vitlab.runs.matching import matching
 from vitlab.runs.records import now_utc, read_json
@@ -59,7 +59,7 @@ def record_version(ablation: Ablation) -> str:
         return str(old) if (old := registered(ablation).get("digest")) in same else same[0]
     name = json_digest(present)
     facts = {"time": now_utc(), "commit": git("rev-parse", "HEAD"), "texts": present}
-    RunDir(ablation.directory / "history").write(f"{name}.json", facts)
+    write_json(ablation.directory / "history" / f"{name}.json", facts)
     chain.append(ablation.directory, "version", digest=name)
     return name
 
@@ -86,7 +86,7 @@ def register(ablation: Ablation, done: int) -> dict[str, Any]:
         facts = {"digest": name, "time": now_utc(), "commit": git("rev-parse", "HEAD"), "cells_done": done}
         facts |= {"candidates": tried} if tried else {}
         chain.append(ablation.directory, "registered", digest=name)
-        RunDir(ablation.directory).write("registered.json", facts)
+        write_json(ablation.directory / "registered.json", facts)
     return registered(ablation)
 
 

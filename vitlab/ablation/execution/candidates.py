@@ -23,8 +23,9 @@ from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.file.settings import Range, Tune
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError
-from vitlab.runs.directory import RunDir
+from vitlab.runs.atomic import write_json
 from vitlab.runs.matching import matching
+from vitlab.runs.records import read_json
 
 Past = Sequence[tuple[Mapping[str, Any], float, int]]  # values, score (NaN: it diverged), epoch if it was stopped
 AT_RANDOM = 4  # candidates before the first that learns from others, the same for all arms
@@ -143,7 +144,7 @@ class Candidates:
         """
         tried, place = self._searched()
         while place:
-            RunDir(place.parent).write(place.name, _suggest(self.tune, self.ablation.sign, _past(tried)))
+            write_json(place, _suggest(self.tune, self.ablation.sign, _past(tried)))
             tried, place = self._searched()
 
     def _searched(self) -> tuple[list[Trial], Path | None]:
@@ -156,7 +157,7 @@ class Candidates:
             place = self.inner.directory / self.arm.name / f"try{len(mine)}-{digest}.json"
             if not place.is_file():
                 return mine, place
-            trial = self._trial(len(mine), RunDir(place.parent).read(place.name))
+            trial = self._trial(len(mine), read_json(place))
             mine = _in_turn([*mine, trial], self.rungs, tune.halving or 1, sign)
         return mine, None
 

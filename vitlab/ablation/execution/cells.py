@@ -20,6 +20,7 @@ from vitlab.config.keys import class_and_arguments, key_as_typed, key_of
 from vitlab.config.yaml_files import parse_own
 from vitlab.errors import UsageError, one_line
 from vitlab.runs import lock
+from vitlab.runs.atomic import write_json
 from vitlab.runs.directory import RunDir
 from vitlab.runs.matching import is_there, matching
 from vitlab.runs.records import read_json
@@ -200,11 +201,11 @@ class Cell:
     def note_seconds(self, seconds: float) -> None:
         """Note how long its commands have run, or nothing where the disk does not answer: no cell fails by it."""
         with suppress(OSError):
-            RunDir(self.run.path.parent).write(self.sibling(".seconds.json").name, {"seconds": round(seconds, 3)})
+            write_json(self.sibling(".seconds.json"), {"seconds": round(seconds, 3)})
 
     def fail(self, facts: Mapping[str, Any]) -> None:
         """Record a failure, which :meth:`failure` then returns."""
-        RunDir(self.run.path.parent).write(self.sibling(".failed.json").name, facts)
+        write_json(self.sibling(".failed.json"), facts)
 
     def failure(self) -> dict[str, Any]:
         """Return the record of a failure; empty if there is none."""

@@ -24,6 +24,7 @@ from vitlab.config.keys import flatten
 from vitlab.config.yaml_files import parse_own
 from vitlab.errors import UsageError
 from vitlab.runs import lock
+from vitlab.runs.atomic import write_json
 from vitlab.runs.directory import RunDir
 
 PROBE: dict[str, Any] = {  # settings of a probe, and the default that a config has otherwise
@@ -96,7 +97,7 @@ def probed(ablation: Ablation, arm: Arm, code: str, workers: int, stop: Callable
             with slot(workers, ablation.run.per_gpu, stop) as own:
                 if own and not _load(arm, cache, code):  # another process may have just finished it
                     facts = _run_probe(ablation, arm, place, Seat(own, claim, stop))
-                    RunDir(cache.parent).write(cache.name, facts)
+                    write_json(cache, facts)
         finally:
             shutil.rmtree(place, ignore_errors=True)
             claim.release()

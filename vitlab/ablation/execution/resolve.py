@@ -20,7 +20,7 @@ from vitlab.ablation.file.schema import meant
 from vitlab.ablation.file.spec import Ablation
 from vitlab.analysis import ANALYSES
 from vitlab.errors import one_line
-from vitlab.runs.directory import RunDir
+from vitlab.runs.atomic import write_json
 
 
 def resolve(ablation: Ablation, workers: int, stop: Callable[[], bool] = lambda: False) -> list[Resolved]:
@@ -107,9 +107,9 @@ def _refuse_candidates(ablation: Ablation, resolved: list[Resolved], workers: in
     """Refuse what `tune` names and an arm cannot take, before candidates of others are trained."""
     if ablation.tune is None or ablation.run.command:  # a program of one's own may take other keys
         return
-    samples, place = ablation.tune.samples(), ablation.directory / "arms"
-    tried = f"tune-{json_digest([samples, *((arm.fingerprint, arm.code) for arm in resolved)])}.json"
-    if (place / tried).is_file():
+    samples = ablation.tune.samples()
+    digest = json_digest([samples, *((arm.fingerprint, arm.code) for arm in resolved)])
+    if (tried := ablation.directory / "arms" / f"tune-{digest}.json").is_file():
         return
     with ThreadPoolExecutor(workers) as pool:
         asked = [(arm, values) for values in samples for arm in ablation.arms]
@@ -121,7 +121,7 @@ def _refuse_candidates(ablation: Ablation, resolved: list[Resolved], workers: in
             where = f"tune/{key}".removesuffix("/")
             raise ablation.file.mistake(where, f"the arm {arm.name} cannot be built with {shown}: {text}")
     if not stop():
-        RunDir(place).write(tried, {"candidates": samples})
+        write_json(tried, {"candidates": samples})
 
 
 def _try_candidate(

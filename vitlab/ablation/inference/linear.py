@@ -9,8 +9,9 @@ from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import MISTAKES, UsageError, one_line
 from vitlab.jobs.terminal import terminal_as_it_was
-from vitlab.runs.directory import RunDir
+from vitlab.runs.atomic import write_json
 from vitlab.runs.processes import as_it_was
+from vitlab.runs.records import read_json
 
 MOST, SIDE, STEPS = 20_000, 32, 100  # training images, height and width at most, iterations
 CLOSE = 0.002  # largest difference in accuracy between machines, from the order of sums
@@ -25,7 +26,6 @@ def linear(ablation: Ablation, resolved: list[Resolved]) -> Gates:
     It is fitted once and stored beside the cells, so that exported evidence needs no images. A failure is stored, too,
     but tried again the next time, as memory or a disk may have been the cause.
     """
-    place = RunDir(ablation.directory)
     found = _kept(ablation)
     if ablation.primary != "acc1" or ablation.is_evidence or ablation.run.command:
         return found
@@ -35,14 +35,14 @@ def linear(ablation: Ablation, resolved: list[Resolved]) -> Gates:
                 found[key] = _fit(ablation, arm)
             except UNFIT as error:
                 found[key] = {"why": one_line(error)}
-            place.write(FILE, found)
+            write_json(ablation.directory / FILE, found)
     return found
 
 
 def check(ablation: Ablation, resolved: list[Resolved]) -> tuple[int, list[str], str]:
     """Repeat the stored fits; return their number, what disagrees, and what could not be fitted here."""
     try:
-        found: Gates = RunDir(ablation.directory).read(FILE)
+        found: Gates = read_json(ablation.directory / FILE)
     except UsageError as error:
         return 0, [str(error)], ""
     wanted = {_key(ablation, arm): arm for arm in resolved}
@@ -63,7 +63,7 @@ def check(ablation: Ablation, resolved: list[Resolved]) -> tuple[int, list[str],
 
 def _kept(ablation: Ablation) -> Gates:
     try:
-        return RunDir(ablation.directory).read(FILE)
+        return read_json(ablation.directory / FILE)
     except UsageError:  # damaged: it is fitted again, where the images are
         return {}
 
