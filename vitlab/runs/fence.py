@@ -133,7 +133,7 @@ class Fence:
                 if not (self.folder / name).exists() or (name == RECORD and token is None):
                     self._restore(name, content)
             if self._rows is not None and self._is_renamed():
-                self._open_rows(os.pread(self._rows, os.fstat(self._rows).st_size, 0))
+                self._open_rows(self.read_rows())
 
     @contextmanager
     def beside(self, path: Path) -> Iterator[Path]:
@@ -161,8 +161,7 @@ class Fence:
         with self._mutex:
             self.check()
             if self._rows is None:
-                path = self.folder / ROWS
-                self._open_rows(path.read_bytes() if is_there(path) else b"")
+                self._open_rows(self.read_rows())
             assert self._rows is not None
             line, size = f"{row}\n".encode(), os.fstat(self._rows).st_size
             try:
