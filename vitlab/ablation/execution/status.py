@@ -64,11 +64,11 @@ def status_of(tuning: Tuning) -> Status:
             waiting += sum(s == "done" and not cell.is_finished() for cell, s in zip(cells, states, strict=True))
         counts = Counter(state for state, _ in found)
         total += counts
-        lines.append(f"{arm.name:<{width}}  {_counts(counts)}")
+        lines.append(f"{arm.name:<{width}}  {counts_text(counts)}")
         for seed, (state, text) in zip(ablation.seeds, found, strict=True):
             rows.append({"arm": arm.name, **arm.levels, "seed": seed, "state": state, "note": text})
             lines += [f"  s{seed}  {text}"] if text else []
-    words = [_counts(total), *([f"{waiting} of those done lack an analysis"] if waiting else [])]
+    words = [counts_text(total), *([f"{waiting} of those done lack an analysis"] if waiting else [])]
     words += filter(None, [foreign_cells_text(ablation, measured)])
     return Status(rows, [*lines, f"{'all':<{width}}  {'; '.join(words)}"])
 
@@ -154,5 +154,10 @@ def _present(ablation: Ablation) -> dict[str, str]:
     return {"code": code_digest(own=ablation.trust_imports), "environment": versions_in_use()}
 
 
-def _counts(counts: Mapping[Any, int]) -> str:
+def counts_text(counts: Mapping[Any, int]) -> str:
+    """Return how many cells are in each state, without the states of none.
+
+    >>> counts_text({"missing": 2, "done": 1, "failed": 0})
+    '1 done, 2 missing'
+    """
     return ", ".join(f"{counts[state]} {state}" for state in ORDER if counts.get(state))

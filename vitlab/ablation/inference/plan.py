@@ -11,7 +11,7 @@ import pandas as pd
 
 from vitlab.ablation.execution.cells import Cell, Resolved, cells_of, images_per_step
 from vitlab.ablation.execution.commands import build_arm
-from vitlab.ablation.execution.status import ORDER
+from vitlab.ablation.execution.status import counts_text
 from vitlab.ablation.execution.tuning import Tuning
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
@@ -60,12 +60,11 @@ def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
     states: Counter[str] = Counter(cell.state() for cell in cells)
     states["given up"] = len(lost) * len(ablation.seeds)
     grid = " x ".join(f"{len(levels)} {axis}" for axis, levels in ablation.axes.items())
-    shown = ", ".join(f"{states[state]} {state}" for state in ORDER if states[state])
     size = f"{len(ablation.arms)} arms x {len(ablation.seeds)} seeds = {states.total()} cells"
     split, limits = ablation.split_of(ablation.primary), dict.fromkeys(cell.limit for cell in cells if cell.limit)
     part = f", the evaluation on a part of its images: {', '.join(limits)}" if limits else ""
     lines = [
-        f"{ablation.name}: {grid} = {size} ({shown})",
+        f"{ablation.name}: {grid} = {size} ({counts_text(states)})",
         f"measured: {ablation.primary} of the {ablation.checkpoint} checkpoint on the {split} split{part}",
         "",
         *_table(resolved),
