@@ -11,7 +11,7 @@ from vitlab.data.files.decode import Decoding
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import SPLIT_NAMES
 from vitlab.data.image_folder import ClassFolders, Videos, check_videos
-from vitlab.data.pack.shards import ROUNDED, ROW, PackedStore, facts_of, read_index
+from vitlab.data.pack.shards import ROUNDED, ROW, PackedStore, read_index
 from vitlab.data.photos import are_small
 
 _DECODED = {"value_range": None, "max_pixels": Decoding.max_pixels, "color_profile": Decoding.color_profile}
@@ -100,7 +100,8 @@ class Packed(ClassFolders):
             rows["label"][i], rows["part"][i] = label, part
         chosen = np.flatnonzero(np.isin(rows["part"], [SPLIT_NAMES.index(part) for part in parts]))
         names = [self.packed_names[number] for number in rows["label"][chosen].tolist()]
-        return self.of_videos(self.labeled(self.store, [files[i] for i in chosen], names, facts_of(rows[chosen])))
+        facts = rows["facts"][chosen]  # of the source files
+        return self.of_videos(self.labeled(self.store, [files[i] for i in chosen], names, facts))
 
     def check_images(self, images: Images) -> None:
         """Refuse images that differ from their checksums."""

@@ -13,7 +13,7 @@ import numpy as np
 from vitlab.data.files import archive
 from vitlab.data.files.addresses import Unusable, is_remote, opened, told
 from vitlab.data.files.ranges import Ranges
-from vitlab.data.files.scan import FACTS, Facts
+from vitlab.data.files.scan import FACTS
 from vitlab.data.files.store import Store
 
 INDEX, VERSION = "index.npz", 2
@@ -163,8 +163,3 @@ class PackedStore(Store):
     def damaged(self, file: str) -> bool:
         """Return whether an image differs from its checksum; remote ones are compared whenever they are read."""
         return not self.remote and zlib.crc32(self.read(file)) != self.rows[self.number[file]]["crc"]
-
-
-def facts_of(rows: np.ndarray) -> Facts:
-    """Return the facts about the source files."""
-    return np.ascontiguousarray(rows["facts"])
