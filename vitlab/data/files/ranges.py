@@ -63,13 +63,18 @@ class Ranges(Store):
         keys = [f"{address} {stamp}" for address, stamp in zip(addresses, stamps, strict=True)]
         self.cache = DiskCache(int(cache_gb * 1e9), keys) if cache_gb and any(map(is_remote, addresses)) else None
 
+    def _place(self, file: str) -> tuple[int, int, int]:
+        """Return the number of the file that an image is in, its offset and its length."""
+        shard, offset, length = self.rows[self.number[file]].tolist()
+        return shard, offset, length
+
     def path(self, file: str) -> str:
         """Return the file and the name."""
-        return f"{self.addresses[self.rows[self.number[file], 0]]}: {file}"
+        return f"{self.addresses[self._place(file)[0]]}: {file}"
 
     def read(self, file: str) -> bytes:
         """Return the bytes of an image, or raise an OSError."""
-        shard, offset, length = self.rows[self.number[file]].tolist()
+        shard, offset, length = self._place(file)
         if not is_remote(self.addresses[shard]):
             with open(self.addresses[shard], "rb", buffering=0) as local:
                 found: bytes | Exception = os.pread(local.fileno(), length, offset)
@@ -90,17 +95,16 @@ class Ranges(Store):
         """Forget the bytes of a remote image, which are not those that were stored: the next read asks for them."""
         self.fetched.pop(file, None)
         if self.cache:
-            self.cache.forget(tuple(self.rows[self.number[file]].tolist()))
+            self.cache.forget(self._place(file))
 
     def expect(self, files: list[str]) -> None:
         """Prefetch the remote files that are read next, all at once."""
         self.fetched, self.misses = {}, 0
-        self._fetch([file for file in files if is_remote(self.addresses[self.rows[self.number[file], 0]])])
+        self._fetch([file for file in files if is_remote(self.addresses[self._place(file)[0]])])
 
     def _fetch(self, files: list[str]) -> None:
         if self.cache:
-            places = {file: tuple(self.rows[self.number[file]].tolist()) for file in files}
-            self.fetched |= {file: known for file, place in places.items() if (known := self.cache.get(place))}
+            self.fetched |= {file: known for file in files if (known := self.cache.get(self._place(file)))}
         new: dict[tuple[int, ...], bytes] = {}
         for fs, runs in groupby(self._runs({*files} - {*self.fetched}), lambda run: run.fs):
             asked = list(runs)
@@ -121,7 +125,7 @@ class Ranges(Store):
     def _runs(self, files: Collection[str]) -> list[_Run]:
         """Return what to ask for to get some images."""
         runs: list[_Run] = []
-        for shard, offset, length, file in sorted((*self.rows[self.number[file]].tolist(), file) for file in files):
+        for shard, offset, length, file in sorted((*self._place(file), file) for file in files):
             if not runs or runs[-1].shard != shard or offset > runs[-1].end + _GAP:
                 runs.append(_Run(shard, *opened(self.addresses[shard], once=True), offset, offset))
             runs[-1].end = max(runs[-1].end, offset + length)
@@ -130,7 +134,7 @@ class Ranges(Store):
 
     def stamp(self, file: str) -> tuple[int, int]:
         """Return size in bytes and a number that changes with the file."""
-        shard, offset, length = self.rows[self.number[file]].tolist()
+        shard, offset, length = self._place(file)
         return length, (self.stamps[shard] + offset) % 2**63
 
     def identity(self, file: str) -> bytes:
