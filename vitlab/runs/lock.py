@@ -46,8 +46,8 @@ class HeldLock:
         self,
         path: Path,
         fd: int,
-        check: Callable[[], None] = lambda: None,
-        on_loss: Callable[[RunGone, threading.Event], None] = lambda error, released: None,
+        check: Callable[[], None],
+        on_loss: Callable[[RunGone, threading.Event], None],
     ) -> None:
         self.path, self.fd = path, fd
         self.check, self.on_loss = check, on_loss

@@ -117,10 +117,10 @@ def write_report(
     )
 
 
-def _copy(source: str | Path, target: str | Path) -> None:
+def _copy(source: Path, target: Path) -> None:
     """Copy a file over one that a paper may already include: whole, or the old one stays."""
-    with atomic_write(Path(target)) as beside:
-        beside.write_bytes(Path(source).read_bytes())
+    with atomic_write(target) as beside:
+        beside.write_bytes(source.read_bytes())
 
 
 def _refuse_useless(results: CellResults) -> None:
