@@ -25,8 +25,7 @@ def note_opening(run: Path, split: str, checkpoint: str, overrides: Mapping[str,
     Raises:
         OSError: The disk is full or fails. The evaluation must not begin then, as nothing would count it.
     """
-    now = now_utc()
-    row = {"split": split, "time": now, "checkpoint": checkpoint, "overrides": dict(overrides)}
+    row = {"split": split, "time": now_utc(), "checkpoint": checkpoint, "overrides": dict(overrides)}
     try:
         with named(run / FILE), (run / FILE).open("a") as file:
             file.write(json.dumps(row, default=str) + "\n")

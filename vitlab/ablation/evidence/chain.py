@@ -82,8 +82,7 @@ def append(directory: Path, kind: str, **facts: Any) -> str:
         last, end = _last_line(file)
         file.truncate(end)  # a process ended while it wrote: what it did is recorded again
         previous = _hash(last) if last else NO_RECORD
-        now = now_utc()
-        line = json.dumps({"kind": kind, **facts, "time": now, "previous": previous}, sort_keys=True).encode()
+        line = json.dumps({"kind": kind, **facts, "time": now_utc(), "previous": previous}, sort_keys=True).encode()
         file.write(line + b"\n")
         file.flush()
         os.fsync(file.fileno())
@@ -98,9 +97,8 @@ def count_reading(directory: Path, cell: str, split: str) -> None:
         cell: Name of the cell.
         split: The split.
     """
-    now = now_utc()
     with named(readings := directory / "readings.jsonl"), readings.open("a") as file:
-        file.write(json.dumps({"cell": cell, "split": split, "time": now}) + "\n")
+        file.write(json.dumps({"cell": cell, "split": split, "time": now_utc()}) + "\n")
     append(directory, "opened", cell=cell, split=split)
 
 

@@ -119,8 +119,7 @@ def take_look(ablation: Ablation, seeds: Sequence[int], had: Had | None = None) 
         if is_there(ablation.directory / FILE):
             append(ablation.directory, "look", **entry)
         else:  # a chain that began here would lack all of its cells
-            now = now_utc()
-            lines = [*_lines(ablation), json.dumps({**entry, "time": now})]
+            lines = [*_lines(ablation), json.dumps({**entry, "time": now_utc()})]
             write_text(history(ablation), "".join(f"{line}\n" for line in lines), sync=True)
     return looks
 
