@@ -62,6 +62,12 @@ def test_a_packed_batch_has_the_outputs_and_gradients_of_its_images_one_by_one(m
     "changes",
     [
         {"global_pool": "avg", "class_token": False, "attn_gate": True, "qk_norm": True, "layer_scale": 0.5},
+        {
+            "pos_embed": "none",
+            "drop_path_rate": 0.5,
+            "drop_path_subset": True,
+            "depth": 1,
+        },  # whose only block drops none
         {"global_pool": "max", "value_skip": True, "pre_norm": True},
         {"global_pool": "map", "fc_norm": True, "dense_blocks": [1, 1], "ghost": True, "norm_layer": "rmsnorm"},
         {"pos_embed": "learned", "pos_embed_join": "every_layer", "head_hidden": 8, "mlp_layer": "swiglu"},
@@ -70,6 +76,14 @@ def test_a_packed_batch_has_the_outputs_and_gradients_of_its_images_one_by_one(m
 )
 def test_a_packed_batch_agrees_with_single_images_for_other_parts_too(changes):
     check_equal(network(**changes))
+
+
+def test_training_draws_the_coordinates_of_each_packed_batch_and_evaluation_none():
+    moving = {"class_path": "rope2d", "init_args": {"coordinates": "normalized", "shift": 0.5}}
+    net, images = network(pos_embed=moving), PackedBatch.of(pictures(), 4)
+    with torch.no_grad():
+        drawn, again, still, same = net(images), net(images), net.eval()(images), net(images)
+    assert min((a - b).abs().max() for a, b in ((drawn, again), (drawn, still))) > 1e-3 and torch.equal(still, same)
 
 
 def test_half_precision_and_evaluation_without_gradients_agree_too():
