@@ -117,6 +117,10 @@ def test_features_and_attention_maps_have_the_grid_of_the_images():
 def test_a_size_that_patches_do_not_fill_names_the_nearest():
     with pytest.raises(ValueError, match="patches of 4 x 4 do not fill images of 18 x 20; the nearest are 16 x 20, 20"):
         net_of("learned")(torch.randn(1, 1, 18, 20))
+    with pytest.raises(
+        ValueError, match=r"patches of 4 x 4 do not fill images of 3 x 21; the nearest are 4 x 20, 4 x 24$"
+    ):
+        net_of("learned")(torch.randn(1, 1, 3, 21))
     with pytest.raises(ValueError, match="`img_size` must leave every split at least one token"):
         net_of("learned", tokenizer="t2t", t2t_padding="none")(torch.randn(1, 1, 3, 3))
 

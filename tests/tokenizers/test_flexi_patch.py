@@ -56,7 +56,11 @@ def test_a_step_has_patches_of_its_own_and_evaluation_those_of_the_kernel(pos_em
     ("changed", "message"),
     [
         ({"flexi_patch": [8, 10]}, r"must divide height and width of `img_size`, \[48, 96\], got 10"),
+        ({"flexi_patch": [8, 32]}, r"must divide height and width of `img_size`, \[48, 96\], got 32"),
+        ({"flexi_patch": [8, 32], "img_size": (96, 48)}, r"height and width of `img_size`, \[96, 48\], got 32"),
+        ({"flexi_patch": [8, -12]}, "must divide height and width .* got -12"),
         ({"flexi_patch": [8]}, r"must list at least two patch sides, got \[8\]"),
+        ({"flexi_patch": [8, 8]}, r"must list at least two patch sides, got \[8, 8\]"),
         ({"flexi_patch": [8, 12], "tokenizer": "t2t"}, "belongs to tokenizer='patch', got .* for 't2t'"),
     ],
 )

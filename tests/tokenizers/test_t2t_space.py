@@ -45,6 +45,20 @@ def test_windows_of_any_shape_and_border_are_cut_one_by_one(mode, dilation, kern
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_a_grid_is_refused_where_torch_cannot_cut_it_and_nowhere_else(mode):
+    for side, kernel in itertools.product(range(1, 5), range(1, 14)):  # borders of 1 to 4 cells
+        for size in ((side, 9), (9, side)):
+            (split,) = soft_splits([kernel], None, mode)
+            try:
+                count = soft_split(torch.zeros(1, 1, *size), *split, 1, mode).shape[1]
+            except RuntimeError:
+                with pytest.raises(ValueError, match=r"`img_size` must leave every split|cells around a grid of"):
+                    split_grids(size, [split], None, mode)
+            else:
+                assert math.prod(*split_grids(size, [split], None, mode)) == count
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_convolutions_see_the_same_windows(mode):
     options = {"t2t_kernels": [[5, 3]], "t2t_strides": [[3, 2]], "t2t_dilations": [[1, 2]], "t2t_padding": mode}
     tokenizer, stem = T2TTokenizer((24, 16), 3, 8, **options), ConvStem((24, 16), 3, 8, **options)
