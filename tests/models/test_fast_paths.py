@@ -103,6 +103,8 @@ DENSE = {"class_path": "vitlab.layers.dense_block.DenseBlock", "init_args": {"de
     ("changed", "message"),
     [
         ({"dense_blocks": [1]}, r"numbers of blocks that sum to `depth`, .*, got \[1\], 2 and 64"),
+        ({"dense_blocks": [2, 0]}, r"numbers of blocks that sum to `depth`, .*, got \[2, 0\], 2 and 64"),
+        ({"dense_blocks": [2], "dense_growth": 0}, r"and `dense_growth` at least 1, got \[2\], 2 and 0"),
         ({"dense_blocks": [2], "pos_embed": "rope2d"}, "which RoPE2d of `pos_embed` does not support"),
         ({"block": DENSE, "pos_embed": "rope2d"}, "which RoPE2d of `pos_embed` does not support"),
         ({"dense_blocks": [2], "pos_embed": "relpos1d"}, "which RelPos1d of `pos_embed` does not support"),
@@ -110,6 +112,7 @@ DENSE = {"class_path": "vitlab.layers.dense_block.DenseBlock", "init_args": {"de
         ({"dense_blocks": [2], "pos_embed_join": "every_layer"}, "which Learned of `pos_embed` does not support"),
         ({"ghost": True, "embed_dim": 15, "num_heads": 3}, "`embed_dim` must be even for `ghost`, got 15"),
         ({"mlp_layer": "ghost", "mlp_ratio": 1.5}, "whole number of at least 2 for mlp_layer='ghost', got 1.5"),
+        ({"mlp_layer": "ghost", "mlp_ratio": 1.0}, "whole number of at least 2 for mlp_layer='ghost', got 1"),
     ],
 )
 def test_impossible_backbones_are_refused(changed, message):
