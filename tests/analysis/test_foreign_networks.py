@@ -305,6 +305,44 @@ def test_attentions_that_share_a_dropout_count_once_each():
     assert not shared._forward_pre_hooks
 
 
+@pytest.mark.parametrize(
+    ("shape", "grid", "prefix", "last"),
+    [  # of images of 16 x 32
+        ((8, 5), (2, 4), 0, False),
+        ((9, 5), (2, 4), 1, False),
+        ((16, 5), (2, 4), 8, False),  # as many class and register tokens as are looked for
+        ((17, 5), None, 0, False),
+        ((6, 2, 4), (2, 4), 0, False),
+        ((4, 8, 6), (4, 8), 0, True),
+        ((2, 4, 8), (4, 8), 0, False),  # either could be rows and columns: channels come first
+        ((5,), None, 0, False),
+    ],
+)
+def test_the_places_of_what_a_layer_returns_follow_from_its_shape(shape, grid, prefix, last):
+    asked = AnyNetwork(Pooled(), "pooled", (16, 32), 3)
+    found = asked._describe("it", nn.Identity(), torch.zeros(2, *shape))
+    assert found[2:] == (shape, grid, prefix, last)
+    for other in (torch.zeros(3, *shape), torch.zeros(2, *shape, dtype=torch.long), [0.0, 0.0], torch.zeros(2)):
+        assert asked._describe("it", nn.Identity(), other)[2:4] == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("img_size", "grid"),
+    [((16, 32), (4, 8)), ((28, 28), (14, 14)), ((7, 9), (3, 4)), ((30, 17), (10, 5)), ((1, 5), (1, 2))],
+)
+def test_a_network_without_tokens_is_seen_in_squares_of_two_pixels_or_more_and_14_a_side_at_most(img_size, grid):
+    assert AnyNetwork(Pooled(), "pooled", img_size, 3).grid_size == grid
+
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 4)
+
+    def forward(self, images):
+        return self.head(images.mean((2, 3)))
+
+
 class NoForward(nn.Module):
     pass
 
