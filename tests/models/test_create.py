@@ -1,4 +1,6 @@
+import json
 import logging
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -161,6 +163,29 @@ def test_a_file_that_does_not_state_its_rotation_is_refused_until_the_user_does(
     rotation = {"class_path": "rope2d", "init_args": said}
     ours, images = create_model(weights=path, pos_embed=rotation, **SMALL, **same).eval(), torch.randn(1, 3, 56, 112)
     torch.testing.assert_close(ours(images), theirs.eval()(images), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_rotation_that_is_stated_beside_a_file_is_the_models_in_every_respect_or_the_file_is_refused(
+    tmp_path, monkeypatch
+):
+    build = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: build(name, **SMALL))
+    path = saved_timm("vit_small_patch16_dinov3", tmp_path)[1]
+    ours = {
+        **SMALL,
+        "qkv_bias": False,
+        "reg_tokens": 4,
+        "layer_scale": 1.0,
+        "global_pool": "avg",
+        "pos_embed": "rope2d",
+    }
+    others = {"theta": 50.0, "coordinates": "normalized", "pairs": "half", "axes": "yx", "register_theta": 100.0}
+    for said in ({}, *({key: value} for key, value in others.items())):
+        stated = ours | {"pos_embed": {"class_path": "rope2d", "init_args": said}}
+        path.with_name("timm.pt.json").write_text(json.dumps({"network": stated}))
+        with pytest.raises(ValueError, match="do not say how they rotate") if said else nullcontext():
+            create_model(weights=path, **ours)
 
 
 @pytest.mark.parametrize(
