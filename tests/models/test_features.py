@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import timm
 import torch
@@ -6,6 +8,7 @@ from torch import nn
 
 from vitlab.models import VisionTransformer
 from vitlab.models.convert import from_timm
+from vitlab.models.features import knn
 from vitlab.models.walk import attention_inputs, attention_logits, attention_maps, block_tokens, pooled_features
 from vitlab.optim import param_groups
 
@@ -135,3 +138,15 @@ def test_the_optimizers_of_timm_let_the_same_parameters_decay(pos_embed, tokeniz
 def test_pooled_features_are_what_the_head_reads(images, fc_norm):
     net = VisionTransformer(**TINY, num_classes=5, global_pool="avg", fc_norm=fc_norm, init_std=0.3).eval()
     torch.testing.assert_close(net.head(pooled_features(net, images)), net(images), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 5, 40])
+def test_the_classes_of_neighbors_are_those_of_a_loop_and_far_neighbors_hardly_vote(k):
+    near, queries, labels = torch.randn(15, 3).double(), torch.randn(1060, 3).double(), torch.arange(15) % 4
+    found = knn(7 * near, labels, queries, k, num_classes=6)
+    assert found.shape == (1060,)
+    for x, voted in zip(queries[1000:], found[1000:].tolist(), strict=True):  # on both sides of a part of 1024
+        cosines = nn.functional.cosine_similarity(x[None], near).tolist()
+        nearest = sorted(range(15), key=lambda i: -cosines[i])[:k]
+        votes = [sum(math.exp(cosines[i] / 0.07) for i in nearest if labels[i] == c) for c in range(6)]
+        assert voted == votes.index(max(votes))
