@@ -4,6 +4,7 @@ from safetensors.torch import save_file
 from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
+from timm.models.vision_transformer import VisionTransformer as TimmViT
 
 from tests.networks import randomized
 from vitlab.models.convert import from_timm, resize_patch_kernels, same_table, weights_for_timm
@@ -55,6 +56,19 @@ def test_a_class_token_that_timms_eva_pools_is_refused_both_ways():
         load_weights(model, WeightsFile(reference.state_dict()))
     with pytest.raises(ValueError, match="pools class and register tokens, too"):
         weights_for_timm(model, reference)
+
+
+def test_a_pool_that_may_be_evas_is_that_of_a_vit_where_the_file_says_so():
+    clip = {"pre_norm": True, "global_pool": "map", "fc_norm": False}
+    theirs, model = randomized(TimmViT(**GRID, **SIZE, **clip).eval(), 0.3), ours("learned", **clip)
+    with pytest.raises(ValueError, match=r"seems to be of timm's Eva, .* If it is of timm's VisionTransformer, put"):
+        load_weights(model, WeightsFile(theirs.state_dict()))
+    load_weights(model, WeightsFile(theirs.state_dict(), {"pos_embed": "learned"}))
+    check_equal(model, theirs)
+    clip |= {"class_token": False}  # all that either pools is patches
+    theirs, model = randomized(TimmViT(**GRID, **SIZE, **clip).eval(), 0.3), ours("learned", **clip)
+    with pytest.raises(ValueError, match="timm's files do not say how they rotate"):  # which Eva's may
+        load_weights(model, WeightsFile(theirs.state_dict()))
 
 
 @pytest.mark.parametrize(("name", "rope_type", "theta"), [("rope2d", "cat", 100.0), ("rope_mixed", "mixed", 10.0)])
