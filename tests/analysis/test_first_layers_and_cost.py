@@ -181,6 +181,10 @@ def test_products_of_fused_attention_count_on_a_cpu(part):
     more = 0 if isinstance(layer, Fused) else 2 * 5 * 12 * 24
     assert macs_by_part(net)["1"] == 5 * 4 * 12 * 12 + 2 * 5 * 5 * 12 + more
     assert torch.backends.mha.get_fastpath_enabled()
+    last = net.net[3]
+    last.bias.requires_grad_(False)
+    macs_by_part(net)
+    assert [name for name, p in net.named_parameters() if not p.requires_grad] == ["net.3.bias"]  # as before
 
 
 @pytest.mark.slow
