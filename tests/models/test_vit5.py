@@ -90,9 +90,16 @@ def test_a_gate_scales_what_attention_returns_channel_by_channel():
     torch.testing.assert_close(attention(x, PosEmbed(), layer=0, first_only=True), y[:, :1])
 
 
-@pytest.mark.parametrize("kernel", [products, sdpa])
-def test_dropped_weights_of_attention_keep_their_mean_in_training_alone(kernel):
-    attention, x = Attention(8, num_heads=2, attn_dropout=0.5), torch.randn(1, 5, 8)
+class Weighing(Attention):
+    """Weights of its own, which no kernel knows."""
+
+    def weigh(self, q, k, pos_embed, layer):
+        return super().weigh(-q, k, pos_embed, layer)
+
+
+@pytest.mark.parametrize(("cls", "kernel"), [(Attention, products), (Attention, sdpa), (Weighing, products)])
+def test_dropped_weights_of_attention_keep_their_mean_in_training_alone(cls, kernel):
+    attention, x = cls(8, num_heads=2, attn_dropout=0.5), torch.randn(1, 5, 8)
     attention.kernel = kernel
     nn.init.zeros_(attention.proj.bias)
     with torch.no_grad():
