@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from timm.models import save_for_hf
 from torchvision.models import VisionTransformer as TorchvisionViT
@@ -368,6 +369,12 @@ def test_a_folder_of_timm_states_how_its_images_are_prepared(tmp_path):
     assert images_of_timm(f"timm:local-dir:{tmp_path}")["mean"] == [0.1, 0.2, 0.3]
     with pytest.raises(ValueError, match="A folder of timm is given as timm:local-dir:FOLDER"):
         vitlab.load(tmp_path / "pytorch_model.bin")
-    assert vitlab.load(f"timm:local-dir:{tmp_path}").net.num_classes == 7
+    net, transform = vitlab.load(f"timm:local-dir:{tmp_path}")
+    assert net.num_classes == 7
+    upright = Image.linear_gradient("L").convert("RGB")
+    lying, exif = upright.rotate(90), Image.Exif()
+    exif[0x0112] = 6  # orientation: to be turned clockwise, as analyses turn the file
+    lying.save(tmp_path / "lying.png", exif=exif)
+    assert torch.equal(transform(Image.open(tmp_path / "lying.png")), transform(upright))
     with pytest.raises(ValueError, match=r"timm:local-dir:nowhere is no folder with a config\.json of timm: "):
         images_of_timm("timm:local-dir:nowhere")

@@ -74,13 +74,8 @@ def _load_of_library(net: nn.Module, source: str) -> Loaded:
 
     transform = create_transform(**resolve_model_data_config(net), is_training=False)
     decoding = Decoding("L" if getattr(net, "in_chans", 3) == 1 else "RGB")
-    transform.transforms.insert(0, partial(_in_mode, decoding=decoding))
+    transform.transforms.insert(0, partial(decode_opened, how=decoding))
     return Loaded(net.eval(), transform)
-
-
-def _in_mode(image: Image.Image, decoding: Decoding) -> Image.Image:
-    """Return an image in the mode of the network, others than which transforms of other libraries do not take."""
-    return image if getattr(image, "mode", "") == decoding.mode else decode_opened(image, decoding)
 
 
 def exported_card(path: Path) -> dict[str, Any]:
