@@ -412,6 +412,14 @@ def test_class_shares_train_and_are_no_targets_of_an_evaluation():
         task.eval_loss(logits, shares[:, :1])
 
 
+def test_images_without_a_class_are_no_wrong_answers_of_an_evaluation():
+    """The loss leaves out -100, and each counted as a wrong answer in the accuracy."""
+    task, classes, logits = Classifier(num_classes=2, **TINY), torch.tensor([1, -100, 0]), torch.randn(3, 2)
+    assert task.train_loss(logits, classes).isfinite()
+    with pytest.raises(ValueError, match=r"class numbers from 0 to 1, and .* give -100: let them leave out images"):
+        task.eval_loss(logits, classes)
+
+
 @pytest.mark.parametrize(
     ("found", "told"), [(None, "None"), (torch.zeros(()), r"a tensor \(\)"), ((torch.zeros(()), None), "tuple")]
 )

@@ -104,6 +104,11 @@ class Classifier(Task):
                 "`model: Classifier` is measured on class numbers (B,), and the loaders for val and test give targets "
                 f"{tuple(targets.shape)}: let them give `{numbers}`; only the one for train may give shares (B, K)"
             )
+        if bool((targets < 0).any()):  # the loss leaves out -100, and metrics would count such an image as wrong
+            raise UsageError(
+                f"`model: Classifier` is measured on class numbers from 0 to {outputs.shape[1] - 1}, and the loaders "
+                f"for val and test give {int(targets.min())}: let them leave out images without a class"
+            )
         return F.cross_entropy(outputs, targets)
 
     def train_measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
