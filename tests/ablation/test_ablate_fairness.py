@@ -195,6 +195,9 @@ def test_different_weights_of_positions_at_the_start_are_reported_and_can_be_ref
     words = {"other": ["initial ratio of positions to content 0.5, learned has 0.4"]}
     assert told([0.0, 0.4, 0.5], match={"pos_to_content": 0.2}) == words
     assert told([0.0, 0.4, 0.48], match={"pos_to_content": 0.2}) == {}
+    untold = {"learned": ["initial ratio of positions to content not measured with its tuned values"]}
+    assert told([0.0, None, 0.5], match={"pos_to_content": 0.2}) == untold
+    assert told([0.0, None, 0.5]) == {}  # nothing asks for it
 
 
 def test_a_probe_writes_the_start_of_its_network(tmp_path, monkeypatch):

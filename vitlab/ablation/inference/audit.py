@@ -143,13 +143,16 @@ def _unlike_training(mine: Mapping[str, Any], other: Mapping[str, Any], matched:
 def _unlike_positions(rule: float | None, resolved: list[Resolved]) -> dict[str, str]:
     """Return the arms whose initial ratio of positions to content differs from that of the first such arm.
 
-    Without a rule, arms are compared within one position embedding, and may differ by a factor of two.
+    Without a rule, arms are compared within one position embedding, and may differ by a factor of two. With one, an arm
+    is named, too, whose tuned values may have changed its ratio, which its probe has measured without them.
     """
     first: dict[str, tuple[str, float]] = {}
     found = {}
     for r in resolved:
-        ratio = r.start.get("pos_to_content") or 0.0
-        if ratio <= 0:
+        ratio = r.start.get("pos_to_content", 0.0)
+        if ratio is None and rule is not None:
+            found[r.name] = "initial ratio of positions to content not measured with its tuned values"
+        if not ratio:
             continue
         method = "" if rule is not None else choice_text(r.recipe.get("pos_embed"))
         name, usual = first.setdefault(method, (r.name, ratio))
