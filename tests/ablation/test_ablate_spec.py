@@ -24,6 +24,7 @@ from vitlab.ablation.file.claims import parse_claim
 from vitlab.ablation.file.schema import File
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference.baselines import NOT_COMPARED, ArmRow, answer_columns
+from vitlab.ablation.lab import Lab
 from vitlab.analysis import ANALYSES
 from vitlab.cli import ablate
 from vitlab.cli.main import main
@@ -104,6 +105,14 @@ def test_an_exported_ablation_knows_its_cells_without_the_weights_that_they_star
     assert [Cell(again, arm, 0).id for arm in known] == [Cell(ablation, arm, 0).id for arm in arms]
     (tmp_path / "weights-0.pt").unlink()
     assert Cell(again, known[4], 0).name.startswith("mae-none-token/s0-")
+
+
+def test_exported_evidence_is_not_verified_by_repetition_as_it_has_no_weights(write, tmp_path, monkeypatch):
+    ablation = read_ablation(write(seeds=1))
+    export_bundle(ablation, [built({}, arm) for arm in ablation.arms], tmp_path / "evidence")
+    monkeypatch.setattr("vitlab.ablation.evidence.verify.verify_evidence", None)  # not after a verification of all
+    with pytest.raises(UsageError, match=r"evidence: it can be .* verified, not repeated \(--deep\), as it has no w"):
+        Lab("evidence").verify(deep=True)
 
 
 WRONG = {  # what is changed, and words of the message
@@ -424,7 +433,7 @@ def test_a_key_that_an_arm_cannot_take_is_refused_before_candidates_are_trained(
     ablation = read_ablation(write(tune=tune, axes=dict(list(GOOD["axes"].items())[:1])))
     arms = [SimpleNamespace(fingerprint=name, code="") for name in levels]
     resolve._refuse_candidates(ablation, arms, 1, lambda: False)
-    assert asked == [(arm, scale, opt) for scale, opt in ((0.1, "adamw"), (0.2, "sgd")) for arm in levels]
+    assert asked == [(arm, scale, opt) for scale, opt in ((0.1, "adamw"), (0.3, "sgd")) for arm in levels]
     resolve._refuse_candidates(ablation, arms, 1, lambda: False)
     assert len(asked) == 4  # and no more: it is noted
     levels.remove("learned")
@@ -433,6 +442,37 @@ def test_a_key_that_an_arm_cannot_take_is_refused_before_candidates_are_trained(
         resolve._refuse_candidates(ablation, arms[:1], 1, lambda: False)
     line = (tmp_path / "ablation.yaml").read_text().splitlines().index("  model.pos_embed.scale:") + 1
     assert f"line {line}:" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "line"),
+    [
+        (["learned-token", "learned-avg"], "PosEmbed takes no argument `scale`", "    model.pos_embed.scale: 0.5"),
+        (["learned-token", "learned-avg"], "no module named lerned", "    learned:"),
+        (["none-avg"], "`model.depth` must be at least 1, got 0", "    model.depth: 0"),
+        (["none-token", "none-avg"], "`model.depth` must be at least 1, got 0", "    none:"),
+        (["none-avg", "learned-token"], "`model.depth` must be at least 1, got 0", "    model.depth: 0"),
+        (["none-token", "learned-avg"], "it breaks", "axes:"),
+    ],
+)
+def test_an_arm_that_cannot_be_built_is_told_at_the_line_of_its_level_or_of_what_adjust_sets(write, bad, error, line):
+    adjust = [
+        {"of": {"pos_embed": "learned"}, "set": {"model.lr": 0.2, "model.pos_embed.scale": 0.5}},
+        {"of": {"pos_embed": "none", "global_pool": "avg"}, "set": {"model.depth": 0}},
+    ]
+    ablation = read_ablation(path := write(adjust=adjust))
+    errors = [UsageError(error) if arm.name in bad else None for arm in ablation.arms]
+    with pytest.raises(UsageError, match=f"the arm {bad[0]} cannot be built") as told:
+        resolve._refuse_mistakes(ablation, errors)
+    assert f"line {path.read_text().splitlines().index(line) + 1}: " in str(told.value)
+
+
+def test_candidates_that_are_tried_before_any_is_trained_have_the_ends_of_a_list_and_of_a_range(write):
+    tune = {"model.drop_path_rate": {"low": 0, "high": 1.5}, "model.depth": [2, 0, 4], "budget": 3, "seeds": [9]}
+    assert read_ablation(write(tune=tune)).tune.samples() == [
+        {"model.drop_path_rate": 0.0, "model.depth": 0},
+        {"model.drop_path_rate": 1.5, "model.depth": 4},
+    ]
 
 
 def test_a_date_is_text_as_in_a_config(write):

@@ -244,11 +244,13 @@ class Lab:
         """
         from vitlab.ablation.evidence.verify import verify_evidence
 
+        if deep:
+            self._refuse_evidence("repeated (--deep), as it has no weights")
+            self._refuse_to_start()
         found = verify_evidence(self.ablation, self._known(), allow_missing)
         if deep:
             from vitlab.ablation.evidence.repeat import verify_deep
 
-            self._refuse_to_start()
             verify_deep(found, [cell for cell in self._cells() if cell.state() == "done"])
         if not found.checked and not found.problems:
             self._refuse_other_code()

@@ -15,7 +15,7 @@ from vitlab.ablation.execution.gpus import slot
 from vitlab.ablation.execution.identity import code_digest, json_digest
 from vitlab.ablation.execution.probe import OF_EVALUATION, measured_in_training, probed
 from vitlab.ablation.execution.process import Seat, failure_kind, run_in_slot
-from vitlab.ablation.file.arms import Arm
+from vitlab.ablation.file.arms import Arm, read_adjust
 from vitlab.ablation.file.schema import meant
 from vitlab.ablation.file.spec import Ablation
 from vitlab.analysis import ANALYSES
@@ -52,13 +52,38 @@ def _refuse_mistakes(ablation: Ablation, errors: list[BaseException | None]) -> 
     bad = [arm for arm, error in zip(ablation.arms, errors, strict=True) if error]
     if not bad:
         return
-    levels = [(axis, level) for axis, levels in ablation.axes.items() for level in levels]
-    blamed = [f"axes/{a}/{level}" for a, level in levels if [m for m in ablation.arms if m.levels[a] == level] == bad]
-    error = next(error for error in errors if error)
+    error = one_line(next(error for error in errors if error), 2000)
     others = f" (nor can {', '.join(arm.name for arm in bad[1:])})" if len(bad) > 1 else ""
     raise ablation.file.mistake(
-        (blamed or ["axes"])[0], f"the arm {bad[0].name} cannot be built{others}: {one_line(error, 2000)}"
+        _blamed(ablation, bad, error), f"the arm {bad[0].name} cannot be built{others}: {error}"
     )
+
+
+def _blamed(ablation: Ablation, bad: list[Arm], error: str) -> str:
+    """Return the place of the file that makes its first bad arm bad: a level, or what ``adjust`` sets.
+
+    That is one whose arms are the bad ones, or some of them, and that sets what the error names: rather the former.
+    """
+    places: list[tuple[str, Mapping[str, str], Mapping[str, Any]]] = [
+        (f"axes/{axis}/{level}", {axis: level}, sets)
+        for axis, levels in ablation.axes.items()
+        for level, sets in levels.items()
+    ]
+    for i, (of, sets) in enumerate(read_adjust(ablation.file, ablation.axes)):
+        places.append((f"adjust/{i}/set/{_named_in(error, sets)}".removesuffix("/"), of, sets))
+    found = []
+    for place, of, sets in places:
+        arms = [arm for arm in ablation.arms if of.items() <= dict(arm.levels).items()]
+        are_all, is_named = arms == bad, bool(_named_in(error, sets))
+        if are_all or (is_named and bad[0] in arms and all(arm in bad for arm in arms)):
+            found.append((not are_all, not is_named, place))
+    return min(found, key=lambda one: one[:2])[2] if found else "axes"
+
+
+def _named_in(error: str, sets: Mapping[str, Any]) -> str:
+    """Return the first of dotted keys whose last word a message has; "" if it has none."""
+    keys = (key for key in sets if key != "config")
+    return next((key for key in keys if re.search(rf"\b{re.escape(key.rpartition('.')[2])}\b", error)), "")
 
 
 def _refuse_equal(ablation: Ablation, resolved: list[Resolved]) -> None:
@@ -116,9 +141,8 @@ def _refuse_candidates(ablation: Ablation, resolved: list[Resolved], workers: in
         answers = [pool.submit(_try_candidate, ablation, arm, values, workers, stop) for arm, values in asked]
     for (arm, values), answer in zip(asked, answers, strict=True):
         if text := answer.result():
-            key = next((key for key in values if re.search(rf"\b{key.rpartition('.')[2]}\b", text)), "")
             shown = ", ".join(f"{key} = {value}" for key, value in values.items())
-            where = f"tune/{key}".removesuffix("/")
+            where = f"tune/{_named_in(text, values)}".removesuffix("/")
             raise ablation.file.mistake(where, f"the arm {arm.name} cannot be built with {shown}: {text}")
     if not stop():
         write_json(tried, {"candidates": samples})

@@ -162,7 +162,7 @@ def read_arms(file: File, axes: dict[str, dict[str, Any]]) -> tuple[Arm, ...]:
     excluded = [pick(file, f"exclude/{i}", axes, levels) for i, levels in enumerate(exclude)]
     every = [dict(zip(axes, levels, strict=True)) for levels in itertools.product(*axes.values())]
     kept = [levels for levels in every if not any(out.items() <= levels.items() for out in excluded)]
-    adjusted = _adjusted(file, axes)
+    adjusted = read_adjust(file, axes)
     for i, (of, _) in enumerate(adjusted):
         if not any(of.items() <= levels.items() for levels in kept):
             raise file.mistake(f"adjust/{i}", f"no arm matches {of}: `exclude` removes it")
@@ -190,7 +190,7 @@ def _arm(file: File, axes: dict[str, dict[str, Any]], adjusted: Sequence[Adjuste
     return Arm(levels, configs, overrides, overrides.pop("init_from", None))
 
 
-def _adjusted(file: File, axes: dict[str, dict[str, Any]]) -> list[Adjusted]:
+def read_adjust(file: File, axes: Mapping[str, Mapping[str, Any]]) -> list[Adjusted]:
     """Return pairs of levels and the additional settings of arms with all these levels."""
     content = file.content.get("adjust") or []
     example = "{of: {tokenizer: t2t, pos_embed: learned}, set: {model.lr: 1e-3}}"

@@ -207,17 +207,22 @@ class Tune:
         return are_numbers and value in (min(space), max(space))
 
     def samples(self) -> list[dict[str, Any]]:
-        """Return a few candidates that have each key, and each value that is no number.
+        """Return a few candidates that have each key, each value that is no number, and the ends of numbers.
 
-        >>> space = {"model.lr": (0.1, 0.2), "model.opt": ("adamw", "sgd"), "model.decay": Range(0.0, 1.0)}
+        >>> space = {"model.lr": (0.1, 0.3, 0.2), "model.opt": ("adamw", "sgd"), "model.decay": Range(0.0, 1.0)}
         >>> [list(one.values()) for one in Tune("random", (), space, (1,), 3).samples()]
-        [[0.1, 'adamw', 0.0], [0.2, 'sgd', 0.0]]
+        [[0.1, 'adamw', 0.0], [0.3, 'sgd', 1.0]]
         """
-        lists = [values for values in self.space.values() if not isinstance(values, Range)]
-        count = max((len(values) for values in lists if not all(map(_is_number, values))), default=1)
-        return [
-            {k: v.low if isinstance(v, Range) else v[i % len(v)] for k, v in self.space.items()} for i in range(count)
-        ]
+        tried = {key: _ends(values) for key, values in self.space.items()}
+        count = max(map(len, tried.values()))
+        return [{key: values[i % len(values)] for key, values in tried.items()} for i in range(count)]
+
+
+def _ends(values: tuple[Any, ...] | Range) -> tuple[Any, ...]:
+    """Return the least and the largest of numbers; all values of a list that has others."""
+    if isinstance(values, Range):
+        return values.low, values.high
+    return (min(values), max(values)) if all(map(_is_number, values)) else values
 
 
 def read_tune(file: File, axes: Mapping[str, Mapping[str, Any]], seeds: tuple[int, ...]) -> Tune | None:
