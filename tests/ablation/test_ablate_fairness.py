@@ -236,9 +236,14 @@ def test_what_a_probe_found_of_untuned_arms_is_not_said_of_tuned_ones(tmp_path):
     group = {"name": "pos_embed.weight", "shape": [7, 1], "lr_scale": 10.0, "weight_decay": 0.1}
     (run.path / "param_groups.json").write_text(json.dumps([group]))
     run.write("model.json", {"parameters": 7, "flops": 9})
-    facts = fair_facts(_as_built(arm, SimpleNamespace(runs={("none", 0): None, (arm.name, 0): run})))
+    built = _as_built(arm, SimpleNamespace(runs={("none", 0): None, (arm.name, 0): run}))
+    facts = fair_facts(built)
     assert (facts["parameters"], facts["flops"], facts["pos_embed parameters"]) == (7, 9, 7)
     assert (facts["pos_embed_lr_scale"], facts["pos_embed_weight_decay"]) == (10, 0.1)
+    assert mismatches(spec, [resolved(spec, [9, 9])[0], built])["learned"][-2:] == [
+        "position embedding trained at 10 times the rate of the rest",
+        "weight decay on the position embedding",
+    ]
 
 
 def test_the_start_of_a_network_is_measured_on_its_tokens():
