@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.training import QUIET
 from vitlab import interface
 from vitlab.errors import UsageError
+from vitlab.jobs.train.facts import _groups
 from vitlab.optim import warmed_up
 from vitlab.tasks import Classifier, Regressor
 from vitlab.tasks.optimizer import build_optimizer
@@ -281,6 +282,16 @@ def test_a_class_that_follows_the_rates_of_the_groups_sets_no_peak():
     assert not task.sets_own_peak
     assert not classifier().sets_own_peak
     assert classifier(lr_scheduler={"class_path": "OneCycleLR", "init_args": {"max_lr": 0.025}}).sets_own_peak
+
+
+def test_the_rates_that_a_run_records_are_those_of_a_schedule_that_sets_them():
+    """The whole network is trained at them, but a table with a slice for each block, whose slices are slowed."""
+    spec = {"class_path": "OneCycleLR", "init_args": {"max_lr": 0.025}}
+    options = {"layer_decay": 0.5, "head_lr_mult": 4.0, "pos_embed": "relpos", "depth": 2}
+    one, usual = (_groups(classifier(**options, **more)) for more in ({"lr_scheduler": spec}, {}))
+    scales = {(row["name"], row.get("block")): row["lr_scale"] for row in one}
+    assert scales.pop(("pos_embed.bias_table", 0)) == 0.5 and set(scales.values()) == {1.0}
+    assert len({row["lr_scale"] for row in usual}) > 2
 
 
 PLATEAU = {"class_path": "ReduceLROnPlateau", "init_args": {"patience": 0, "threshold": 9.0}, "monitor": "val/loss"}
