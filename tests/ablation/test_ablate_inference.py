@@ -333,6 +333,7 @@ def test_seeds_added_after_the_error_is_spent_enter_no_test():
 def test_replacing_seen_seeds_by_others_does_not_reset_the_looks():
     found = seen([0, 1, 2], 3, [7, 8, 9])
     assert found.seeds == () and found.left_out == (0, 1, 2)
+    assert found.sentences()[-1] == "Seeds 0, 1, 2 were in an earlier look and are missing now."
 
 
 def test_the_first_look_fixes_the_largest_number_of_seeds():
@@ -540,6 +541,23 @@ def test_a_claim_on_a_number_counts_the_seeds_of_its_arm_while_others_have_none(
     assert alone.answer.looks.counts == pair.answer.looks.counts == (3,)
 
 
+def test_the_seeds_of_a_report_are_those_at_which_something_can_be_compared(tmp_path):
+    results = results_of(tmp_path, ["a0", "a1", "a2"], 6, ["a1 > 0.5 on loss"])
+    alone = {("a1", 0): "loss", ("a1", 1): "score", ("a2", 2): "loss"}
+    pairs = {("a0", 3): "score", ("a2", 3): "score", ("a0", 4): "score", ("a2", 4): "loss"}
+    give(results, {cell: {metric: 1.0} for cell, metric in {**alone, **pairs}.items()})
+    assert results.seeds() == [0, 3]
+
+
+@pytest.mark.parametrize(("claim", "seeds"), [("with > 0.5 | border=zero", [0]), ("with > 0.5 over border", [])])
+def test_a_claim_on_a_number_makes_the_seeds_of_its_own_arm_comparable_and_of_no_other(tmp_path, claim, seeds):
+    results = two_factors(tmp_path, [claim], 4)
+    names = ("zero-with", "zero-without", "wrap-with")
+    assert give(results, {(name, i): {"score": 1.0} for i, name in enumerate(names)}).seeds() == seeds
+    give(results, {(name, 3): {"score": 1.0} for name in ("zero-with", "wrap-with")})
+    assert results.seeds() == [3]
+
+
 def test_a_look_that_an_older_version_recorded_counts_for_all_arms():
     found = looks_at([{"seeds": [0, 1, 2], "most": 5}], [0, 1, 2, 3, 4], 5)
     assert found.of("score", ["a0", "a1"], [0, 1, 2, 3]).counts == (3, 4)
@@ -738,6 +756,13 @@ def test_the_plan_knows_the_largest_number_of_seeds_that_the_first_report_fixed(
     assert f"5 seeds detect a difference of {least:.1f} sd" in power_line(results_of(tmp_path, ["a0", "a1"], 5))
 
 
+def test_a_plan_of_arms_without_a_baseline_says_that_nothing_is_compared(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    apart = [{"border": "zero", "table": "with"}, {"border": "wrap", "table": "without"}]
+    results = two_factors(tmp_path, [], 5, exclude=apart)
+    assert power_line(results) == "power    nothing is compared: no arm has a baseline, and there is no claim"
+
+
 def test_a_report_without_common_seeds_is_not_a_look(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ablation = results_of(tmp_path, ["a0", "a1"], 3).ablation
@@ -857,15 +882,15 @@ GAP = "gap(with, without | border=zero) {} gap(with, without | border=wrap)"
 SIDES = {"zero-with": 1.0, "zero-without": -1.0, "wrap-with": -1.0, "wrap-without": 1.0}  # of the difference of gaps
 
 
-def two_factors(folder, claims, n, **stats):
-    """Results without numbers of the four arms that ``SIDES`` names."""
+def two_factors(folder, claims, n, exclude=(), **stats):
+    """Results without numbers of the four arms that ``SIDES`` names, or of those that are not excluded."""
     (folder / "base.yaml").write_text("{}\n")
     axes = {
         "border": {name: {"model.num_heads": i} for i, name in enumerate(("zero", "wrap"))},
         "table": {name: {"model.lr": i} for i, name in enumerate(("without", "with"))},
     }
     content = {"name": "made-up", "base": "base.yaml", "axes": axes, "baseline": {"table": "without"}, "seeds": n}
-    content |= {"metric": {"primary": "score"}, "claims": claims, "stats": stats}
+    content |= {"metric": {"primary": "score"}, "claims": claims, "stats": stats, "exclude": list(exclude)}
     (folder / "made-up.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     return without_numbers(read_ablation(folder / "made-up.yaml"))
 
