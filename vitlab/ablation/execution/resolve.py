@@ -60,9 +60,9 @@ def _refuse_mistakes(ablation: Ablation, errors: list[BaseException | None]) -> 
 
 
 def _blamed(ablation: Ablation, bad: list[Arm], error: str) -> str:
-    """Return the place of the file that makes its first bad arm bad: a level, or what ``adjust`` sets.
+    """Return the place in the file that most likely makes the arms bad: a level, a key of ``adjust``, or all axes.
 
-    That is one whose arms are the bad ones, or some of them, and that sets what the error names: rather the former.
+    It is one whose arms are exactly the bad ones; else one whose arms are all bad and which sets what the error names.
     """
     places: list[tuple[str, Mapping[str, str], Mapping[str, Any]]] = [
         (f"axes/{axis}/{level}", {axis: level}, sets)

@@ -222,7 +222,7 @@ def _ends(values: tuple[Any, ...] | Range) -> tuple[Any, ...]:
     """Return the least and the largest of numbers; all values of a list that has others."""
     if isinstance(values, Range):
         return values.low, values.high
-    return (min(values), max(values)) if all(map(_is_number, values)) else values
+    return (min(values), max(values)) if len(values) > 1 and all(map(_is_number, values)) else values
 
 
 def read_tune(file: File, axes: Mapping[str, Mapping[str, Any]], seeds: tuple[int, ...]) -> Tune | None:
