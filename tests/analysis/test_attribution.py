@@ -580,6 +580,25 @@ def test_randomized_parts_are_those_that_are_named():
     assert torch.equal(rank_correlation(torch.ones(2, 5), torch.rand(2, 5)), torch.zeros(2).double())
 
 
+def test_the_stages_are_random_from_the_head_down_and_a_weight_of_one_number_stays(monkeypatch, small_subject):
+    parts = ("tokenizer", "pos_embed", "cls_token", "blocks.0", "blocks.1", "blocks.2", "norm", "head")
+    subject, seen = small_subject(num_images=2, depth=3), []
+
+    def differing(net, images, classes):
+        pairs = zip(net.named_parameters(), subject.net.parameters(), strict=True)
+        seen.append(
+            {part for (name, a), b in pairs for part in parts if name.startswith(part) and not torch.equal(a, b)}
+        )
+        return images.flatten(1)
+
+    monkeypatch.setattr("vitlab.analysis.attribution.maps.METHODS", {"differing": differing})
+    table = analyze_sanity(subject).table
+    assert seen[0] == set() and table["blocks"].tolist() == [0, 2, 3, 3]
+    assert seen[1::5] == [{"norm", "head"}, {*parts[4:]}, {*parts[3:]}, {*parts}]
+    one = small_net(num_classes=1)
+    assert torch.equal(randomized(one, blocks=0).head.bias, one.head.bias)  # which has no deviation
+
+
 def test_random_weights_have_mean_and_deviation_of_those_they_replace():
     net = small_net(embed_dim=64)
     with torch.no_grad():
