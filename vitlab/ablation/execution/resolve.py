@@ -65,12 +65,12 @@ def _blamed(ablation: Ablation, bad: list[Arm], error: str) -> str:
     It is one whose arms are exactly the bad ones; else one whose arms are all bad and which sets what the error names.
     """
     places: list[tuple[str, Mapping[str, str], Mapping[str, Any]]] = [
-        (f"axes/{axis}/{level}", {axis: level}, sets)
+        (f"axes/{axis}/{level}", {axis: level}, values)
         for axis, levels in ablation.axes.items()
-        for level, sets in levels.items()
+        for level, values in levels.items()
     ]
-    for i, (of, sets) in enumerate(read_adjust(ablation.file, ablation.axes)):
-        places.append((f"adjust/{i}/set/{_named_in(error, sets)}".removesuffix("/"), of, sets))
+    for i, (those, values) in enumerate(read_adjust(ablation.file, ablation.axes)):
+        places.append((f"adjust/{i}/set/{_named_in(error, values)}".removesuffix("/"), those, values))
     found = []
     for place, of, sets in places:
         arms = [arm for arm in ablation.arms if of.items() <= dict(arm.levels).items()]
