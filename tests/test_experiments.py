@@ -465,6 +465,19 @@ def test_what_the_page_says_of_ten_new_seeds_of_cifar10_is_in_their_tables_besid
     assert f"the unpaired test does not show it (p {claims.loc[1, 'unpaired_p']:.4f})" in page
 
 
+def test_the_page_counts_the_cells_of_an_experiment_that_has_begun():
+    folder = ROOT / "experiments/t2t_positions"
+    with tarfile.open(folder / "reach/cells_cifar10.tar.xz") as records:
+        done = [name.split("/")[1] for name in records.getnames() if name.endswith("/results.json")]
+        (version,) = [json.load(records.extractfile(m)) for m in records.getmembers() if "/history/" in m.name]
+    ablation = read_ablation(folder / "reach_cifar10.yaml")
+    total = len(ablation.arms) * len(ablation.seeds)
+    assert {*done} == {arm.name for arm in ablation.arms} and version["texts"][
+        "the file"
+    ] == ablation.file.path.read_text()
+    assert f" {len(done)} of its {total} cells " in (folder / "README.md").read_text()
+
+
 def test_what_the_page_says_of_rotary_and_fixed_positions_on_cifar10_is_in_their_tables():
     tried = _tried("methods/candidates_cifar10.tar.xz")
     assert sum(map(len, tried.values())) == 32
@@ -487,6 +500,7 @@ def test_what_the_page_says_of_rotary_and_fixed_positions_on_cifar10_is_in_their
         ("longer_cifar10", "table_cifar10", "pos_embed"),
         ("longer_parts_cifar10", "parts_cifar10", "pos_embed"),
         ("again_cifar10", "attention_cifar10", "pos_embed"),
+        ("reach_cifar10", "factorial_cifar10", "pos_embed"),
         ("again_fashion_mnist", "factorial_fashion_mnist", "pos_embed"),
         ("longer_fashion_mnist", "factorial_fashion_mnist", "pos_embed"),
         ("methods_fashion_mnist", "factorial_fashion_mnist", "mlp_ratio"),  # with positions that have no arm there
