@@ -173,14 +173,8 @@ def test_a_rotation_that_is_stated_beside_a_file_is_the_models_in_every_respect_
     build = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: build(name, **SMALL))
     path = saved_timm("vit_small_patch16_dinov3", tmp_path)[1]
-    ours = {
-        **SMALL,
-        "qkv_bias": False,
-        "reg_tokens": 4,
-        "layer_scale": 1.0,
-        "global_pool": "avg",
-        "pos_embed": "rope2d",
-    }
+    ours = {**SMALL, "qkv_bias": False, "reg_tokens": 4, "layer_scale": 1.0, "global_pool": "avg"}
+    ours |= {"pos_embed": "rope2d"}
     others = {"theta": 50.0, "coordinates": "normalized", "pairs": "half", "axes": "yx", "register_theta": 100.0}
     for said in ({}, *({key: value} for key, value in others.items())):
         stated = ours | {"pos_embed": {"class_path": "rope2d", "init_args": said}}

@@ -62,12 +62,8 @@ def test_a_packed_batch_has_the_outputs_and_gradients_of_its_images_one_by_one(m
     "changes",
     [
         {"global_pool": "avg", "class_token": False, "attn_gate": True, "qk_norm": True, "layer_scale": 0.5},
-        {
-            "pos_embed": "none",
-            "drop_path_rate": 0.5,
-            "drop_path_subset": True,
-            "depth": 1,
-        },  # whose only block drops none
+        # whose only block drops none
+        {"pos_embed": "none", "drop_path_rate": 0.5, "drop_path_subset": True, "depth": 1},
         {"global_pool": "max", "value_skip": True, "pre_norm": True},
         {"global_pool": "map", "fc_norm": True, "dense_blocks": [1, 1], "ghost": True, "norm_layer": "rmsnorm"},
         {"pos_embed": "learned", "pos_embed_join": "every_layer", "head_hidden": 8, "mlp_layer": "swiglu"},
